@@ -1,0 +1,75 @@
+"""The shape of a provider: one way to do a phase. One parameter model, one report model, one Ansible role of the same stem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from gpuchange.reports import Report, Verdict, by_state
+
+Mode = Literal["probe", "apply", "undo"]
+
+
+class Params(BaseModel):
+    """Base of a provider's parameters in the plan. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class HostView:
+    """All that a provider may know about one host when it builds arguments or judges. Plain data.
+
+    `plan` is the whole plan as JSON data; `params` this provider's part of it. `first` and `last` map
+    "phase/provider" to the first and the latest accepted report body of this host in this change; `own` is
+    this step's first report of any verdict (state found before the first action). `waited` is the seconds this
+    step has been answered with `again`.
+    """
+
+    host: str
+    plan: Mapping[str, Any]
+    params: Mapping[str, Any]
+    first: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    last: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    own: Mapping[str, Any] | None = None
+    waited: float = 0.0
+    direction: Literal["do", "undo"] = "do"
+
+
+def no_args(_view: HostView, _mode: Mode) -> dict[str, Any]:
+    return {}
+
+
+def judge_state(_view: HostView, report: Any) -> Verdict:
+    return by_state(report)
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One row. `args` builds the JSON for the role's module call; `judge`/`judge_undo` are pure.
+
+    `reversible`: "yes", "no: why". `may_change`: what of the host's identity this provider may move (gpu_uuid, serial,
+    address, host_key, device_names). `collections`/`binaries` are asked for by preflight.
+    """
+
+    phase: str
+    name: str
+    does: str
+    params: type[Params]
+    report: type[Report]
+    args: Callable[[HostView, Mode], dict[str, Any]] = no_args
+    judge: Callable[[HostView, Any], Verdict] = judge_state
+    judge_undo: Callable[[HostView, Any], Verdict] = judge_state
+    preview: Callable[[HostView, Any], tuple[str, ...]] = lambda _view, _report: ()
+    reversible: str = "yes"
+    may_change: tuple[str, ...] = ()
+    collections: tuple[str, ...] = ()
+    binaries: tuple[str, ...] = ()
+    estimate_s: float = 5.0
+
+    @property
+    def role(self) -> str:
+        return f"{self.phase}_{self.name}"
