@@ -27,7 +27,5 @@ def digest(tree: Path) -> str:
     """sha256 (hex) over the relative paths and contents of all files below `tree`, byte-code left out."""
     total = hashlib.sha256()
     for path in sorted(p for p in tree.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
-        total.update(
-            str(path.relative_to(tree)).encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest()
-        )
+        total.update(str(path.relative_to(tree)).encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()
