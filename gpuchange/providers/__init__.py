@@ -1,1 +1,17 @@
+"""The registry: every provider that a plan can choose. A new one is one module, one import and one row."""
 
+from __future__ import annotations
+
+from gpuchange.providers.contract import Provider
+
+PROVIDERS: tuple[Provider, ...] = ()
+
+
+def find(phase: str, name: str) -> Provider | None:
+    """The provider `name` of `phase`, or None."""
+    return next((row for row in PROVIDERS if (row.phase, row.name) == (phase, name)), None)
+
+
+def of_phase(phase: str) -> tuple[Provider, ...]:
+    """All providers of `phase`, in the order of the registry."""
+    return tuple(row for row in PROVIDERS if row.phase == phase)

@@ -1,0 +1,1 @@
+"""Hosts, groups and variables, as Ansible itself resolves them."""
