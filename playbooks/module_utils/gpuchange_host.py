@@ -1,0 +1,321 @@
+"""What every gpuchange module on a host is built on: opening, the owner marker, atomic files, commands, the report.
+
+Python 3.8. A module looks like this:
+
+    module = open_module()
+    with owned(module):                    # apply and undo only; a probe never takes the marker
+        found = save_once(state_dir(module) + "/haproxy.json", look())
+        act()
+    finish(module, "done", found=found)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from typing import Any, Iterator, NoReturn
+
+from ansible.module_utils.basic import AnsibleModule
+
+ROOT = "/var/lib/gpuchange"
+LOCK_WAIT_S = 40.0
+OUTPUT_LIMIT = 64 * 1024
+CHANGE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+CLEAN_ENV = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LC_ALL": "C.UTF-8",
+    "LANG": "C.UTF-8",
+    "HOME": "/root",
+}
+
+
+def open_module() -> AnsibleModule:
+    """The module with its four parameters; refuses a change id that could not be a file or unit name."""
+    module = AnsibleModule(
+        argument_spec={
+            "mode": {"type": "str", "choices": ["probe", "apply", "undo"], "required": True},
+            "owner": {"type": "dict", "required": True},
+            "args": {"type": "dict", "default": {}},
+            "step": {"type": "dict", "default": {}},
+        },
+        supports_check_mode=False,
+    )
+    change = str(module.params["owner"].get("change", ""))
+    if not CHANGE_ID.fullmatch(change):
+        module.fail_json(msg="owner.change is not a change id: %r" % change)
+    return module
+
+
+def finish(module: AnsibleModule, state: str, **fields: Any) -> NoReturn:
+    """End the module with its report. `state`: done | not_done | running | unknown."""
+    report = dict(fields, state=state)
+    report.setdefault("changed", False)
+    module.exit_json(changed=bool(report["changed"]), report=report)
+    raise SystemExit(0)
+
+
+def mode_of(module: AnsibleModule) -> str:
+    return str(module.params["mode"])
+
+
+def args_of(module: AnsibleModule) -> dict[str, Any]:
+    return dict(module.params["args"] or {})
+
+
+def direction_of(module: AnsibleModule) -> str:
+    """`do` or `undo`: what a probe is asked about. Without a step, the mode decides."""
+    step = module.params.get("step") or {}
+    return str(step.get("direction") or ("undo" if mode_of(module) == "undo" else "do"))
+
+
+def phase_of(module: AnsibleModule) -> str:
+    return str((module.params.get("step") or {}).get("phase") or "phase")
+
+
+def change_of(module: AnsibleModule) -> str:
+    return str(module.params["owner"]["change"])
+
+
+# ------------------------------------------------------------------------------------------------- files
+
+
+def state_dir(change: Any) -> str:
+    """`/var/lib/gpuchange/<change>` (0700, made if missing); takes a change id or a module."""
+    name = change if isinstance(change, str) else change_of(change)
+    path = os.path.join(ROOT, name)
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    return path
+
+
+def state_path(module: AnsibleModule, name: str) -> str:
+    """A file of this change; makes nothing, so probes may use it."""
+    return os.path.join(ROOT, change_of(module), name)
+
+
+def write_atomic(path: str, data: Any, mode: int = 0o600) -> None:
+    """Write text, bytes or JSON so that a reader or a power cut sees the old file or the new one, never half of one."""
+    temporary = _temporary_with(path, data, mode)
+    try:
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    sync_directory(os.path.dirname(path))
+
+
+def save_once(path: str, data: Any) -> Any:
+    """Keep the state found first: write `data` as JSON unless the file exists. Returns what is kept."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    if not os.path.exists(path):
+        temporary = _temporary_with(path, data, 0o600)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
+        finally:
+            os.unlink(temporary)
+        sync_directory(os.path.dirname(path))
+    return read_json(path)
+
+
+def read_json(path: str, default: Any = None) -> Any:
+    """The file's JSON; `default` when there is no such file. Raises ValueError, naming the file, when it is damaged."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return default
+    except ValueError as error:
+        raise ValueError("%s is damaged: %s" % (path, error))
+
+
+def read_text(path: str, default: str = "", limit: int = OUTPUT_LIMIT) -> str:
+    """The first `limit` bytes of a file as text; `default` when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(limit).decode("utf-8", "replace")
+    except OSError:
+        return default
+
+
+def sync_directory(path: str) -> None:
+    descriptor = os.open(path or ".", os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _temporary_with(path: str, data: Any, mode: int) -> str:
+    """A synced file beside `path` that holds `data`."""
+    body = data if isinstance(data, bytes) else _as_text(data).encode("utf-8")
+    descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".new", dir=os.path.dirname(path))
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return temporary
+
+
+def _as_text(data: Any) -> str:
+    return data if isinstance(data, str) else json.dumps(data, sort_keys=True, ensure_ascii=False)
+
+
+# ------------------------------------------------------------------------------------------------- owner
+
+
+def owner_path() -> str:
+    return os.path.join(ROOT, "owner.json")
+
+
+def read_owner() -> dict[str, Any] | None:
+    """The marker, or None. A damaged one counts as somebody's: {"change": "?", "damaged": why}."""
+    try:
+        marker = read_json(owner_path())
+    except ValueError as error:
+        return {"change": "?", "damaged": str(error)}
+    return marker if marker is None or isinstance(marker, dict) else {"change": "?", "damaged": "not an object"}
+
+
+def refusal(marker: dict[str, Any] | None, owner: dict[str, Any]) -> str:
+    """Why the marker shuts `owner` out: "" (it does not), "locked" (another change), "stale" (a newer controller)."""
+    if not marker:
+        return ""
+    if marker.get("change") != owner.get("change"):
+        return "locked"
+    theirs, ours = int(marker.get("fence", 0)), int(owner.get("fence", 0))
+    if ours > theirs or (ours == theirs and marker.get("controller") == owner.get("controller")):
+        return ""
+    return "stale"
+
+
+@contextlib.contextmanager
+def owned(module: AnsibleModule, wait_s: float = LOCK_WAIT_S) -> Iterator[dict[str, Any]]:
+    """Hold the host's lock and marker while acting. Fails the module, with `refused`, when they are somebody else's."""
+    with locked(module, wait_s):
+        owner = module.params["owner"]
+        marker = read_owner()
+        kind = refusal(marker, owner)
+        if kind:
+            refuse(module, kind, marker or {})
+        wanted = {key: owner.get(key) for key in ("change", "controller", "fence", "reason", "ticket")}
+        if marker is None or any(marker.get(key) != value for key, value in wanted.items()):
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            marker = dict(wanted, since=(marker or {}).get("since", now))
+            write_atomic(owner_path(), marker)
+        yield marker
+
+
+@contextlib.contextmanager
+def locked(module: AnsibleModule, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+    """The flock of this host: one acting module at a time. It dies with its process, so it is never stale."""
+    os.makedirs(ROOT, mode=0o700, exist_ok=True)
+    descriptor = os.open(os.path.join(ROOT, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + wait_s
+        while not _try_lock(descriptor):
+            if time.monotonic() > deadline:
+                refuse(module, "locked", read_owner() or {"why": "another gpuchange call is acting on this host"})
+            time.sleep(0.1)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def refuse(module: AnsibleModule, kind: str, by: dict[str, Any]) -> NoReturn:
+    said = {
+        "locked": "this host belongs to change %s" % by.get("change", "?"),
+        "stale": "a newer controller has taken this change over on this host",
+    }[kind]
+    module.fail_json(msg="%s; nothing was done" % said, refused={"kind": kind, "by": by})
+    raise SystemExit(1)
+
+
+def release_owner(module: AnsibleModule) -> bool:
+    """Take our marker away; call inside `owned` or `locked`. True if it was there. Refused when it is not ours."""
+    marker = read_owner()
+    if marker is None:
+        return False
+    kind = refusal(marker, module.params["owner"])
+    if kind:
+        refuse(module, kind, marker)
+    os.unlink(owner_path())
+    sync_directory(ROOT)
+    return True
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# ----------------------------------------------------------------------------------------------- commands
+
+
+def run(
+    argv: list[str], timeout: float = 30.0, env: dict[str, str] | None = None, limit: int = OUTPUT_LIMIT, data: str = ""
+) -> tuple[int, str, str]:
+    """Run a command without a shell in a clean English UTF-8 environment; output bounded to `limit` bytes each.
+
+    `data` goes to its standard input. rc 127: no such program; 124: ended after `timeout` seconds, children included.
+    """
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE if data else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(CLEAN_ENV, **(env or {})),
+            start_new_session=True,
+        )
+    except OSError as error:
+        return 127, "", "%s: %s" % (argv[0], error.strerror)
+    try:
+        out, err = process.communicate(data.encode("utf-8") if data else None, timeout=timeout)
+        return process.returncode, bounded(out, limit), bounded(err, limit)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        return 124, bounded(out, limit), bounded(err, limit) + "\n%s: no end within %g s" % (argv[0], timeout)
+
+
+def bounded(raw: bytes, limit: int = OUTPUT_LIMIT) -> str:
+    """Text of at most `limit` bytes; the middle goes, since the first and the last lines say most."""
+    if len(raw) <= limit:
+        return raw.decode("utf-8", "replace")
+    half = limit // 2
+    cut = "\n[... %d bytes left out ...]\n" % (len(raw) - 2 * half)
+    return raw[:half].decode("utf-8", "replace") + cut + raw[-half:].decode("utf-8", "replace")
+
+
+def boot_id() -> str:
+    return read_text("/proc/sys/kernel/random/boot_id").strip()
+
+
+def is_executable(name: str) -> bool:
+    """Whether a program of this name is on the clean PATH."""
+    return any(_runs(os.path.join(folder, name)) for folder in CLEAN_ENV["PATH"].split(":"))
+
+
+def _runs(path: str) -> bool:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and bool(status.st_mode & 0o111)
