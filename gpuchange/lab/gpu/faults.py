@@ -1,0 +1,95 @@
+"""Faults of the simulated stack: how to stage and how to mend each, inside a running guest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Run = Callable[[list[str]], str]
+"""Runs one command in the guest and returns its output; raises when the command fails."""
+
+FOLDER = "/etc/gpuchange-lab/faults"
+REFRESH = "/usr/lib/gpuchange-lab/simgpu refresh"
+DRIVER = "sed -n 's/.*Kernel Module  *\\([^ ]*\\).*/\\1/p' /proc/driver/nvidia/version"
+INSTALLED = "dpkg-query -W -f='${db:Status-Status} ${Package}\\n' | sed -n 's/^installed //p'"
+STATUS = "/var/lib/dpkg/status"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault. `stage` and `repair` are shell texts for the guest's /bin/sh, each safe to run twice."""
+
+    name: str
+    sentence: str
+    stage: str
+    repair: str
+
+    def apply(self, run: Run) -> None:
+        run(["/bin/sh", "-ec", f"mkdir -p {FOLDER}; {self.stage}"])
+
+    def mend(self, run: Run) -> None:
+        run(["/bin/sh", "-ec", self.repair])
+
+
+def _flag(name: str, sentence: str, content: str) -> Fault:
+    """A fault that the simulated kernel or dkms looks up; `content` is shell text that prints its value."""
+    path = f"{FOLDER}/{name}"
+    return Fault(name, sentence, f"{content} > {path}; {REFRESH}", f"rm -f {path}; {REFRESH}")
+
+
+def _sources(from_folder: str, to_folder: str) -> str:
+    """Points the guest's lab sources at another index folder of the same repository."""
+    files = "grep -lE '^deb .*trusted=yes' /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null"
+    return (
+        f"for f in $({files}); do sed -i -E '/trusted=yes/s#{from_folder}/ *$#{to_folder}/#' \"$f\"; done;"
+        " apt-get -qq update"
+    )
+
+
+_HANG = f"{FOLDER}/apt-hangs"
+_HALF = (
+    "sed -i '/^Package: nvidia-container-toolkit-base$/,/^$/"
+    "s/^Status: .*/Status: install ok half-configured/' " + STATUS
+)
+_DRIVER_PACKAGE = f"{INSTALLED} | grep '^nvidia-driver-'"
+
+_TABLE = (
+    _flag("driver-build-fails", "the next driver's module does not build; apt reports success", DRIVER),
+    _flag(
+        "card-lost-at-reboot",
+        "the last card falls off the bus at the next boot",
+        "cat /proc/sys/kernel/random/boot_id",
+    ),
+    _flag(
+        "wrong-values", "any other driver than the loaded one makes the cards compute wrong values", DRIVER
+    ),
+    _flag("slow-card", "any other driver than the loaded one makes every card three times slower", DRIVER),
+    Fault(
+        "apt-hangs",
+        "the next package to be configured asks a question on a terminal and waits for ever",
+        f"rm -f {_HANG}; mkfifo {_HANG}",
+        # An answer to whoever waits; opening for both directions never blocks.
+        f"if [ -p {_HANG} ]; then exec 3<> {_HANG}; echo n >&3; sleep 1; rm -f {_HANG}; fi",
+    ),
+    Fault(
+        "repo-old-gone",
+        "the repository lists only the newest version of each package",
+        _sources(r"\.", "newest"),
+        _sources("newest", "."),
+    ),
+    Fault(
+        "held-package",
+        "the driver's metapackage is on hold",
+        f"{_DRIVER_PACKAGE} | xargs apt-mark hold",
+        f"{_DRIVER_PACKAGE} | xargs apt-mark unhold",
+    ),
+    Fault(
+        "dpkg-interrupted",
+        "dpkg was interrupted and left a package half configured",
+        _HALF,
+        "dpkg --configure -a",
+    ),
+)
+
+FAULTS: dict[str, Fault] = {fault.name: fault for fault in _TABLE}
+"""Every fault by its name."""
