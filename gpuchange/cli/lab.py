@@ -1,0 +1,214 @@
+"""`gpuchange lab`: the verbs of the simulated fleet."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from gpuchange.errors import GpuchangeError, UsageError
+from gpuchange.lab import Host, Lab, faults, hosts, image, pool, state
+from gpuchange.lab.load import Load
+
+name_option = click.option(
+    "--name", default="lab", show_default=True, envvar="GPUCHANGE_LAB", help="Which lab."
+)
+
+
+@click.group()
+def lab() -> None:
+    """A fleet of real hosts on this machine, to learn, test and rehearse on."""
+
+
+@lab.command()
+@name_option
+@click.option(
+    "--hosts", "count", default=3, show_default=True, help="GPU hosts; one load balancer comes on top."
+)
+@click.option("--gpus", default=2, show_default=True, help="GPU cards in each.")
+@click.option("--install-tools", is_flag=True, help="Install missing tools with apt-get first.")
+def up(name: str, count: int, gpus: int, install_tools: bool) -> None:
+    """Build (first time only) and start a lab."""
+    began = time.monotonic()
+    made = Lab.up(name, count, gpus, say=_say, install_tools=install_tools)
+    click.echo(
+        f"lab {name} is up after {time.monotonic() - began:.1f} s: {', '.join(h.name for h in made.hosts)}"
+    )
+    click.echo(f"inventory:      {made.inventory}\nload balancer:  {made.lb_url}")
+    click.echo(f"next:           gpuchange lab status --name {name}")
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+@lab.command()
+@name_option
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+def status(name: str, as_json: bool) -> None:
+    """Every host's power, cable and freezer."""
+    opened = Lab.load(name)
+    states = opened.status()["hosts"]
+    if as_json:
+        addresses = {host.name: host.address for host in opened.hosts}
+        listing = {host: {"address": addresses[host], **found} for host, found in states.items()}
+        click.echo(json.dumps({"version": 1, "name": name, "url": opened.lb_url, "hosts": listing}))
+        return
+    for host in opened.hosts:
+        click.echo(_status_line(host, states[host.name]))
+
+
+def _status_line(host: Host, found: dict[str, object]) -> str:
+    marks = [
+        word for word, shown in (("frozen", found["frozen"]), ("unplugged", not found["plugged"])) if shown
+    ]
+    return f"{host.name:8} {host.address:15} {found['power']:4} boots {found['boots']}  {' '.join(marks)}".rstrip()
+
+
+@lab.command()
+@name_option
+@click.option("--purge", is_flag=True, help="Remove the cached images too.")
+def down(name: str, purge: bool) -> None:
+    """End a lab and remove everything it made."""
+    if state.exists(name):
+        Lab.load(name).down()
+        click.echo(f"lab {name} is gone")
+    elif not purge:
+        state.load(name)
+    if purge:
+        image.purge()
+        click.echo(f"cached images are gone from {state.root()}")
+    elif pool.pool_file().exists():
+        click.echo(
+            f"kept: {pool.pool_file()} with the built images (remove it with: gpuchange lab down --purge)"
+        )
+
+
+@lab.command("break")
+@name_option
+@click.argument("host")
+@click.argument("fault")
+def break_(name: str, host: str, fault: str) -> None:
+    """Stage a fault on a host; `list` as FAULT shows them all."""
+    if fault == "list":
+        _list_faults()
+        return
+    Lab.load(name).host(host).break_(fault)
+    click.echo(f"{host}: {fault} staged; undo it with: gpuchange lab mend {host} {fault} --name {name}")
+
+
+@lab.command()
+@name_option
+@click.argument("host")
+@click.argument("fault", required=False)
+def mend(name: str, host: str, fault: str | None) -> None:
+    """Undo a fault, or all that are staged on the host."""
+    target = Lab.load(name).host(host)
+    mended = [fault] if fault else faults.staged(target)
+    for each in mended:
+        target.mend(each)
+    click.echo(f"{host}: mended {', '.join(mended)}" if mended else f"{host}: no fault is staged")
+
+
+@lab.command("faults")
+def faults_() -> None:
+    """List the faults that can be staged."""
+    _list_faults()
+
+
+def _list_faults() -> None:
+    for name, fault in faults.catalogue().items():
+        click.echo(f"{name:22} {fault.summary}")
+
+
+@lab.command()
+@name_option
+@click.option("--list", "_list", is_flag=True, hidden=True)
+@click.option("--host", "one", default=None, hidden=True)
+def inventory(name: str, _list: bool, one: str | None) -> None:
+    """Print the lab as an Ansible dynamic inventory (JSON)."""
+    listing = hosts.inventory(state.load(name))
+    click.echo(json.dumps(listing["_meta"]["hostvars"].get(one, {}) if one else listing, indent=1))
+
+
+@lab.command(context_settings={"ignore_unknown_options": True})
+@name_option
+@click.argument("host")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def ssh(name: str, host: str, command: tuple[str, ...]) -> None:
+    """Open a shell on a host, or run a command there."""
+    line = Lab.load(name).host(host).ssh(*command)
+    os.execvp(line[0], line)
+
+
+@lab.command()
+@name_option
+@click.argument("host")
+@click.argument("switch", type=click.Choice(["on", "off", "cut", "cycle"]))
+def power(name: str, host: str, switch: str) -> None:
+    """Power a host on or off, as its BMC would (off = shutdown, cut = at once)."""
+    Lab.load(name).host(host).power(switch)  # type: ignore[arg-type]
+    click.echo(f"{host}: {switch}")
+
+
+@lab.command()
+@click.option("--url", required=True, help="For example http://10.88.1.10")
+@click.option("--rate", default=60.0, show_default=True, help="Small requests a second.")
+@click.option(
+    "--stream-every", default="2s", show_default=True, help="Start a 5 s stream this often; 0s = never."
+)
+@click.option("--seconds", type=float, default=None, help="Stop after this many seconds.")
+@click.option(
+    "--until-file", type=click.Path(path_type=Path), default=None, help="Stop once this file exists."
+)
+@click.option(
+    "--json-into", type=click.Path(path_type=Path), default=None, help="Write the summary to this file."
+)
+def load(
+    url: str,
+    rate: float,
+    stream_every: str,
+    seconds: float | None,
+    until_file: Path | None,
+    json_into: Path | None,
+) -> None:
+    """Send requests without retries and count the failed ones; exit 1 if there are any."""
+    try:
+        generator = Load(url, rate=rate, stream_every=float(stream_every.removesuffix("s")))
+    except ValueError as error:
+        raise UsageError(
+            str(error), remedy="for example: --url http://10.88.1.10 --stream-every 2s"
+        ) from error
+    if seconds is None and until_file is None:
+        raise UsageError("how long shall it run?", remedy="give --seconds N or --until-file PATH")
+    summary = generator.run(_stop(seconds, until_file)).summary()
+    if json_into:
+        json_into.write_text(json.dumps(summary) + "\n")
+    click.echo(
+        f"{summary['ok']} ok, {summary['failed']} failed in {summary['seconds']} s"
+        f" ({summary['per_second']}/s; streams {summary['streams_ok']} ok, {summary['streams_failed']} failed)"
+    )
+    click.echo(f"answered by: {summary['by_host']}")
+    for reason in summary["reasons"]:
+        click.echo(f"  {reason}")
+    sys.exit(1 if summary["failed"] else 0)
+
+
+def _stop(seconds: float | None, until_file: Path | None) -> Callable[[], bool]:
+    end = time.monotonic() + seconds if seconds is not None else None
+    return lambda: (
+        (end is not None and time.monotonic() >= end) or (until_file is not None and until_file.exists())
+    )
+
+
+if __name__ == "__main__":
+    try:
+        lab(standalone_mode=True)
+    except GpuchangeError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)

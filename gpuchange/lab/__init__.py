@@ -1,0 +1,7 @@
+"""The lab: a fleet of real systemd hosts on one machine, to learn, test and rehearse on."""
+
+from __future__ import annotations
+
+from gpuchange.lab.fleet import Host, Lab
+
+__all__ = ["Host", "Lab"]

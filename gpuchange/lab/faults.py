@@ -1,0 +1,103 @@
+"""Faults to stage on a host, each undone by its own mend: those of power, cable and disk; the GPU's come from stack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuchange.errors import LabError
+from gpuchange.lab import disk, stack
+
+if TYPE_CHECKING:
+    from gpuchange.lab.fleet import Host
+
+Action = Callable[["Host"], object]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What `lab break` stages. `summary` is one sentence; `apply` and `mend` may be called twice without harm."""
+
+    summary: str
+    apply: Action
+    mend: Action
+
+
+def _power_back(host: Host) -> None:
+    host.power("on")
+    host.wait_ready()
+
+
+def _ssh_down(host: Host) -> None:
+    host.run(["systemctl", "mask", "--now", "ssh.service"])
+
+
+def _ssh_back(host: Host) -> None:
+    host.run(["systemctl", "unmask", "ssh.service"])
+    host.run(["systemctl", "start", "ssh.service"])
+
+
+OWN: Mapping[str, Fault] = {
+    "hang": Fault("Every process of the host stops; its address still answers pings.", lambda h: h.freeze(), lambda h: h.thaw()),
+    "network-cut": Fault("The network cable is pulled, also over reboots.", lambda h: h.unplug(), lambda h: h.plug()),
+    "power-cut": Fault("The power is cut at once and stays off.", lambda h: h.power("cut"), _power_back),
+    "disk-full": Fault("/var has no byte left, also over reboots.", disk.fill, disk.free),
+    "ssh-down": Fault("sshd is stopped and kept from starting.", _ssh_down, _ssh_back),
+}  # fmt: skip
+
+
+def _inside(name: str) -> Fault:
+    """A fault of the GPU simulation: it needs no more than a way to run commands in the guest."""
+    fault = stack.gpu_faults()[name]
+    return Fault(fault.summary, lambda host: fault.apply(host.run), lambda host: fault.mend(host.run))
+
+
+def catalogue() -> dict[str, Fault]:
+    """All faults by name."""
+    return {**OWN, **{name: _inside(name) for name in stack.gpu_faults()}}
+
+
+def find(name: str) -> Fault:
+    known = catalogue()
+    if name not in known:
+        raise LabError(f"there is no fault {name!r}", remedy=f"known faults: {', '.join(sorted(known))}")
+    return known[name]
+
+
+def _record(host: Host) -> Path:
+    return host.spec.directory / "faults" / f"{host.name}.json"
+
+
+def staged(host: Host) -> list[str]:
+    """Names of the faults staged on the host and not mended yet, oldest first."""
+    record = _record(host)
+    return list(json.loads(record.read_text())) if record.exists() else []
+
+
+def stage(host: Host, name: str) -> None:
+    fault = find(name)
+    # noted before it is done: a half-staged fault must be mendable too
+    _note(host, [*(each for each in staged(host) if each != name), name])
+    fault.apply(host)
+
+
+def mend(host: Host, name: str) -> None:
+    find(name).mend(host)
+    _note(host, [each for each in staged(host) if each != name])
+
+
+def reset(host: Host) -> None:
+    """Forget the faults of a host whose tree is replaced by a snapshot; call while its power is cut."""
+    disk.discard(disk.stand_in(host))
+    host.plug()
+    host.set_binds([])
+    _note(host, [])
+
+
+def _note(host: Host, names: list[str]) -> None:
+    record = _record(host)
+    record.parent.mkdir(exist_ok=True)
+    record.write_text(json.dumps(names))
