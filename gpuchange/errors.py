@@ -42,7 +42,15 @@ class UsageError(GpuchangeError):
 
 
 class PlanError(GpuchangeError):
+    """The first fault of a plan; `others` are further ones of the same file, `left_out` counts those not kept."""
+
     exit_code = 64
+    others: tuple[PlanError, ...] = ()
+    left_out: int = 0
+
+    def __str__(self) -> str:
+        parts = [super().__str__(), *map(str, self.others)]
+        return "\n".join([*parts, f"and {self.left_out} more"] if self.left_out else parts)
 
 
 class InventoryError(GpuchangeError):

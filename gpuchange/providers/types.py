@@ -6,6 +6,7 @@ through unchanged, so a model can be validated again from its own JSON form:
     Duration   whole seconds (int)      written 90s, 5m, 2h, 1d, 1h30m
     Size       bytes (int)              written 512MiB, 2GiB, 1TB
     Percent    percent points (float)   written 5%
+    Count      whole number (int)       written 3
     Version    text                     written in quotes
     AbsPath, UnitName, HostPattern, Name, Text, Word   text, checked
     Argv       a command as a list of words; no shell
@@ -118,6 +119,16 @@ def _percent_range(value: float) -> float:
     return value
 
 
+def _count(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, str) or re.fullmatch(r"0|[1-9]\d{0,8}", value, re.ASCII) is None:
+        refuse(
+            f"{value} is not a whole number" if isinstance(value, str) else "not a whole number", "write digits only: 3"
+        )
+    return int(value)
+
+
 def _version(value: Any) -> Any:
     if isinstance(value, int | float) or (isinstance(value, Plain) and looks_like_number(value)):
         refuse(f"{value} is read as a number", f'quote it: "{value}"')
@@ -192,6 +203,7 @@ def _schema(pattern: str, says: str, example: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "pattern": pattern, "description": says, "examples": [example]})
 
 
+Count = Annotated[int, BeforeValidator(_count), WithJsonSchema({"type": "integer", "minimum": 0})]
 Duration = Annotated[
     int, BeforeValidator(_duration), _schema(r"^(?=.)(\d+d)?(\d+h)?(\d+m)?(\d+s)?$", "Time with a unit.", "5m")
 ]
