@@ -1,0 +1,238 @@
+"""One change on disk: its directory, its frozen copies, its journal, and what may be known of each host.
+
+<root>/<id>/journal.db        events and reports (the only truth)
+           /frozen/           plan.yaml, inventory/, playbooks/: what was reviewed is what runs
+           /artifacts/        output of plays that failed, bounded
+           /pause             present: start nothing new
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpuchange import __version__, content, inventory
+from gpuchange.errors import GpuchangeError, VersionMismatch
+from gpuchange.journal import Journal
+from gpuchange.phases import PHASES
+from gpuchange.plan import Plan, load
+from gpuchange.planner import Limits, State, Step, Table
+from gpuchange.providers.contract import HostView, Provider
+from gpuchange.reports import REPORT_SCHEMA
+from gpuchange.states import Event, Kind
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How Ansible reaches the hosts: the operator's flags, with Ansible's meaning. Secrets live here, never on disk."""
+
+    inventory: tuple[str, ...] = ()
+    limit: str | None = None
+    user: str | None = None
+    become: bool = False
+    become_password: str | None = None
+    private_key: str | None = None
+    vault_ids: tuple[str, ...] = ()
+    extra_vars: tuple[str, ...] = ()
+    forks: int = 50
+    verbosity: int = 0
+    accept_new_host_keys: bool = False
+
+    def cmdline(self) -> str:
+        """The ansible-playbook flags of every play (quoted for ansible-runner, which splits them as a shell does)."""
+        import shlex
+
+        parts: list[str] = []
+        for flag, value in (("--user", self.user), ("--private-key", self.private_key)):
+            parts += [flag, value] if value else []
+        parts += ["--become"] if self.become else []
+        for vault in self.vault_ids:
+            parts += ["--vault-id", vault]
+        for extra in self.extra_vars:
+            parts += ["--extra-vars", extra]
+        return shlex.join(parts)
+
+
+def new_id(name: str) -> str:
+    """A change id that sorts by time and says what it is: 20261130-174501-cuda-12-8-4f2a."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:24] or "change"
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{slug}-{secrets.token_hex(2)}"
+
+
+def table_of(plan: Plan) -> Table:
+    return Table.build(PHASES, lambda phase: [chosen.provider.name for chosen in plan.chosen(phase)])
+
+
+def create(root: Path, plan_path: Path, connection: Connection) -> Path:
+    """Freeze plan, inventory and playbooks into a new change directory and begin its journal. Touches no host.
+
+    Raises PlanError, InventoryError; leaves nothing behind when it raises.
+    """
+    plan = load(plan_path)
+    sources = connection.inventory or _plan_inventory(plan, plan_path)
+    found = inventory.resolve(sources, connection.limit, plan.hosts, vault_ids=connection.vault_ids)
+    home = root / new_id(plan.name)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    building = root / f".{home.name}.partial"
+    try:
+        frozen = building / "frozen"
+        frozen.mkdir(mode=0o700, parents=True)
+        shutil.copyfile(plan_path, frozen / "plan.yaml")
+        shutil.copytree(content.playbooks(), frozen / "playbooks", ignore=shutil.ignore_patterns("__pycache__"))
+        kept = inventory.freeze(sources, frozen / "inventory")
+        meta = _meta(home.name, plan, list(found.hosts), [_relative(path, frozen) for path in kept], frozen)
+        _private(building)
+        with Journal.create(building, meta) as journal:
+            journal.append([Event(Kind.CREATED, data={"hosts": list(found.hosts), "plan": plan.name})])
+        building.rename(home)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    return home
+
+
+def _plan_inventory(plan: Plan, plan_path: Path) -> tuple[str, ...]:
+    if plan.inventory:
+        return (str((plan_path.parent / plan.inventory).resolve()),)
+    raise GpuchangeError(
+        "no inventory is named",
+        where=str(plan_path),
+        remedy="give one with -i, or write `inventory: FILE` into the plan",
+    )
+
+
+def _relative(path: str, frozen: Path) -> str:
+    return os.path.relpath(path, frozen)
+
+
+def _meta(change: str, plan: Plan, hosts: list[str], kept: list[str], frozen: Path) -> dict[str, Any]:
+    return {
+        "change": change,
+        "version": __version__,
+        "report_schema": REPORT_SCHEMA,
+        "table": [list(step.key) for step in table_of(plan).steps],
+        "hosts": hosts,
+        "inventory": kept,
+        "playbooks": content.digest(frozen / "playbooks"),
+    }
+
+
+def _private(tree: Path) -> None:
+    """0700 for directories, 0600 for files (0700 where they were executable)."""
+    for path in [tree, *tree.rglob("*")]:
+        if not path.is_symlink():
+            path.chmod(0o700 if path.is_dir() or os.access(path, os.X_OK) and path.stat().st_mode & 0o100 else 0o600)
+
+
+@dataclass
+class Change:
+    """An opened change: plan, table, limits, journal, folded state, and which report bodies each host has."""
+
+    home: Path
+    plan: Plan
+    journal: Journal
+    state: State
+    bodies: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)  # host → (which, step) → digest
+
+    @classmethod
+    def open(cls, home: Path, *, readonly: bool = False) -> Change:
+        """Fold the journal. Raises LockedError (another controller), VersionMismatch, JournalError, PlanError."""
+        journal = Journal.open(home, readonly=readonly)
+        try:
+            plan = load(home / "frozen" / "plan.yaml")
+            table = table_of(plan)
+            _same_shape(journal.meta, table)
+            change = cls(home, plan, journal, State(table, tuple(journal.meta["hosts"])))
+            for event in journal.events():
+                change.fold(event)
+        except BaseException:
+            journal.close()
+            raise
+        return change
+
+    @property
+    def id(self) -> str:
+        return self.home.name
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(self.journal.meta["hosts"])
+
+    @property
+    def limits(self) -> Limits:
+        rollout = self.plan.rollout
+        return Limits(
+            max_unavailable=rollout.max_unavailable_of(len(self.hosts)),
+            canary=rollout.canary,
+            stop_after_failures=rollout.stop_after_failures,
+            on_failure=self.plan.rollback.on_failure,
+        )
+
+    def fold(self, event: Event, now: float = 0.0) -> None:
+        self.state.apply(event, now)
+        if not event.body:
+            return
+        step, kept = f"{event.phase}/{event.provider}", self.bodies.setdefault(event.host, {})
+        kept.setdefault((event.direction, step), event.body)
+        if event.kind == Kind.ACCEPTED and event.direction == "do":
+            kept.setdefault(("first", step), event.body)
+            kept["last", step] = event.body
+
+    def provider(self, phase: str, name: str) -> tuple[Provider, Mapping[str, Any]]:
+        """The provider that plays `phase` (release plays drain's) with its parameters."""
+        chosen = next(c for c in self.plan.chosen(phase) if c.provider.name == name)
+        return chosen.provider, chosen.params
+
+    def view(self, host: str, step: Step, direction: str) -> HostView:
+        """What a provider may know of `host` while the table's `step` is played in `direction`."""
+        play = step.play(direction)
+        _, params = self.provider(play.phase, step.provider)
+        own = self.bodies.get(host, {}).get((direction, f"{step.phase.name}/{step.provider}"))
+        return HostView(
+            host=host,
+            plan=self.plan.data,
+            params=params,
+            first=self.reports(host, "first"),
+            last=self.reports(host, "last"),
+            own=self.journal.body(own) if own else None,
+            waited=self.state.hosts[host].steps[step.key].waited,
+            direction="undo" if play.tasks == "undo" else "do",
+        )
+
+    def reports(self, host: str, which: str = "last") -> Mapping[str, Mapping[str, Any]]:
+        """ "phase/provider" → accepted report body of this host (`first` or `last`)."""
+        kept = self.bodies.get(host, {})
+        return LazyBodies(self.journal, {step: digest for (kind, step), digest in kept.items() if kind == which})
+
+
+class LazyBodies(Mapping[str, Mapping[str, Any]]):
+    """ "phase/provider" → report body, read from the journal when asked for."""
+
+    def __init__(self, journal: Journal, digests: Mapping[str, str]) -> None:
+        self._journal, self._digests = journal, dict(digests)
+
+    def __getitem__(self, step: str) -> Mapping[str, Any]:
+        return self._journal.body(self._digests[step])
+
+    def __iter__(self) -> Any:
+        return iter(self._digests)
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+
+def _same_shape(meta: Mapping[str, Any], table: Table) -> None:
+    mine = [list(step.key) for step in table.steps]
+    if meta["report_schema"] != REPORT_SCHEMA or meta["table"] != mine:
+        raise VersionMismatch(
+            f"this change was begun by gpuchange {meta['version']}; {__version__} has other phases or reports",
+            where=str(meta["change"]),
+            remedy=f"go on with the version that began it: pip install gpuchange=={meta['version']}",
+        )

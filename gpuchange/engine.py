@@ -1,0 +1,356 @@
+"""The loop: decide, write the intent, play, judge the evidence, write the outcome.
+
+One thread writes the journal. Nothing here knows a phase or a provider by name, except that preflight comes before
+any change. See ARCHITECTURE.md; the planner decides what may start, judging.py what evidence means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuchange.change import Change, Connection
+from gpuchange.judging import Outcome, Situation, judge
+from gpuchange.observers import Observer
+from gpuchange.planner import Decision, Start, Step, decide, exit_code
+from gpuchange.player import Play, Request, end_orphans, sweep
+from gpuchange.reports import Evidence, Failed, Reported
+from gpuchange.states import Event, Kind, Status
+
+IN_FLIGHT = {Status.DOING, Status.LOOKING, Status.UNDOING, Status.UNDO_LOOKING}
+OWNER_ROLE = "owner_marker"
+TICK = 1.0
+
+
+class Engine:
+    """Carries one change forward until nothing more may start. Raises LockedError when another controller has it."""
+
+    def __init__(self, home: Path, connection: Connection, observers: Sequence[Observer] = ()) -> None:
+        self.change = Change.open(home)
+        self.connection = connection
+        self.observers = list(observers)
+        self.plays: dict[int, tuple[Play, Start]] = {}
+        self.stopping = False
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._attempts = 0
+        self._fence = 0
+        self._controller = f"{os.uname().nodename}:{os.getpid()}:{time.time_ns():x}"
+        self._started = False
+
+    # -- from outside -------------------------------------------------------------------------------------------------
+
+    def stop(self, hard: bool = False) -> None:
+        """Start nothing new and end when what is in flight has ended; `hard`: end the plays too. Signal-safe."""
+        self.stopping = True
+        os.write(self._wake_write, b"h" if hard else b"s")
+
+    def run(self, *, last_phase: str = "") -> int:
+        """Carry on; returns the exit code (design section 8). With `last_phase` nothing after that phase starts."""
+        if not self._started:
+            self._take_over()
+        while True:
+            decision = self._decide(last_phase)
+            for host, why in decision.turns:
+                self._append([Event(Kind.TURNED, host=host, data={"why": why})])
+            if decision.turns:
+                continue
+            for start in decision.starts:
+                self._start(start)
+            if not self.plays and not decision.starts and (decision.finished or self.stopping or not decision.wake_at):
+                break
+            self._wait(decision.wake_at)
+        return exit_code(self.change.state)
+
+    def close(self) -> None:
+        """Give the owner markers of finished hosts back, note the end, let go of journal and connections."""
+        try:
+            self._release_markers()
+            self._append([Event(Kind.ENDED, data={"code": exit_code(self.change.state)})])
+        finally:
+            end_orphans(self.change.id)
+            sweep(self.change.id)
+            self.change.journal.close()
+
+    # -- start and end ------------------------------------------------------------------------------------------------
+
+    def _take_over(self) -> None:
+        ended = end_orphans(self.change.id)
+        sweep(self.change.id)
+        (self.change.home / "pause").unlink(missing_ok=True)
+        earlier = [event for event in self.change.journal.events() if event.kind == Kind.CONTROLLER]
+        self._attempts = sum(1 for event in self.change.journal.events() if event.attempt)
+        self._fence = 1 + max((int(event.data["fence"]) for event in earlier), default=0)
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        data = {"id": self._controller, "fence": self._fence, "pid": os.getpid(), "boot": boot, "orphans": ended}
+        lost = [
+            self._step_event(Kind.LOST, host, step, direction, data={"why": "the controller ended", "after": 0.0})
+            for host, step, direction in self._in_flight()
+        ]
+        self._append([Event(Kind.CONTROLLER, data=data), *lost])
+        self._started = True
+
+    def _in_flight(self) -> list[tuple[str, Step, str]]:
+        found = []
+        for host, standing in self.change.state.hosts.items():
+            for step in self.change.state.table.steps:
+                status = standing.steps[step.key].status
+                if status in IN_FLIGHT:
+                    found.append((host, step, "undo" if status.value.startswith("undo") else "do"))
+        return found
+
+    def _release_markers(self) -> None:
+        state = self.change.state
+        hosts = tuple(h for h, standing in state.hosts.items() if standing.ended_well and not standing.unmarked)
+        if not hosts or not self._started:
+            return
+        attempt = self._new_attempt()
+        play = Play(self._request(attempt, OWNER_ROLE, "apply", hosts, {h: {} for h in hosts}, {}), self._artifacts())
+        for item in self._finish(play):
+            if isinstance(item, Reported):
+                self._append([Event(Kind.NOTE, host=item.host, data={"unmarked": True})])
+
+    def _finish(self, play: Play) -> list[Evidence]:
+        found: list[Evidence] = []
+        with selectors.DefaultSelector() as selector:
+            selector.register(play, selectors.EVENT_READ)
+            while not play.ended:
+                selector.select(TICK)
+                found += play.evidence()
+        return found
+
+    def probe(self, step: Step, hosts: Sequence[str]) -> list[Evidence]:
+        """Look at one step of these hosts without an intent: for dry runs. Journals nothing."""
+        provider, _ = self.change.provider(step.phase.do.phase, step.provider)
+        args = {host: provider.args(self.change.view(host, step, "do"), "probe") for host in hosts}
+        asked = {"phase": step.phase.name, "provider": step.provider, "direction": "do"}
+        attempt = self._new_attempt()
+        return self._finish(Play(self._request(attempt, provider.role, "probe", hosts, args, asked), self._artifacts()))
+
+    # -- deciding and starting ----------------------------------------------------------------------------------------
+
+    def _decide(self, last_phase: str) -> Decision:
+        if (self.change.home / "pause").exists():
+            self.stopping = True
+        return decide(
+            self.change.state, self.change.limits, time.monotonic(), stopping=self.stopping, last_phase=last_phase
+        )
+
+    def _start(self, start: Start) -> None:
+        step = self.change.state.table.step(start.phase, start.provider)
+        attempt = self._new_attempt()
+        kind = Kind.PROBING if start.tasks == "probe" else Kind.STARTED
+        self._append([self._step_event(kind, host, step, start.direction, attempt=attempt) for host in start.hosts])
+        play_row = step.play(start.direction)
+        provider, _ = self.change.provider(play_row.phase, start.provider)
+        views = {host: self.change.view(host, step, start.direction) for host in start.hosts}
+        args = {host: provider.args(view, start.tasks) for host, view in views.items()}
+        role_step = {
+            "phase": start.phase,
+            "provider": start.provider,
+            "direction": "undo" if play_row.tasks == "undo" else "do",
+        }
+        request = self._request(attempt, provider.role, start.tasks, start.hosts, args, role_step)
+        play = Play(request, self._artifacts())
+        self.plays[play.fileno()] = (play, start)
+        self._selector.register(play, selectors.EVENT_READ)
+
+    def _new_attempt(self) -> str:
+        self._attempts += 1
+        return f"{self.change.id}/{self._fence}.{self._attempts}"
+
+    def _artifacts(self) -> Path:
+        return self.change.home / "artifacts"
+
+    def _request(
+        self,
+        attempt: str,
+        role: str,
+        tasks: str,
+        hosts: Sequence[str],
+        args: dict[str, dict[str, Any]],
+        step: dict[str, str],
+    ) -> Request:
+        frozen, plan = self.change.home / "frozen", self.change.plan
+        owner = {
+            "change": self.change.id,
+            "controller": self._controller,
+            "fence": self._fence,
+            "reason": plan.reason,
+            "ticket": plan.ticket,
+        }
+        return Request(
+            attempt=attempt,
+            playbook=frozen / "playbooks" / "phase.yml",
+            role=role,
+            tasks=tasks,
+            hosts=tuple(hosts),
+            inventory=tuple(str(frozen / path) for path in self.change.journal.meta["inventory"]),
+            host_args=args,
+            shared={"gpuchange_owner": owner, "gpuchange_step": step},
+            cmdline=self.connection.cmdline(),
+            become_password=self.connection.become_password,
+            forks=min(self.connection.forks, max(len(hosts), 1)),
+            verbosity=self.connection.verbosity,
+        )
+
+    # -- evidence -----------------------------------------------------------------------------------------------------
+
+    def _wait(self, wake_at: float | None) -> None:
+        timeout = TICK if wake_at is None else min(TICK, max(0.0, wake_at - time.monotonic()))
+        for key, _ in self._selector.select(timeout):
+            if key.fd == self._wake_read:
+                self._woken()
+            else:
+                self._read(*self.plays[key.fd])
+
+    def _woken(self) -> None:
+        if b"h" in os.read(self._wake_read, 64):
+            for play, _ in self.plays.values():
+                play.stop()
+
+    def _read(self, play: Play, start: Start) -> None:
+        descriptor = play.fileno()
+        entries = [self._outcome(play, start, item) for item in play.evidence()]
+        if entries:
+            self._append(entries)
+        if play.ended:
+            self._selector.unregister(descriptor)
+            del self.plays[descriptor]
+
+    def _outcome(self, play: Play, start: Start, evidence: Evidence) -> Event | tuple[Event, dict[str, Any]]:
+        step = self.change.state.table.step(start.phase, start.provider)
+        outcome = judge(self._situation(start, step, evidence.host), self._checked(evidence))
+        event = self._step_event(
+            outcome.kind,
+            evidence.host,
+            step,
+            start.direction,
+            attempt=play.request.attempt,
+            data=outcome.data,
+        )
+        return (event, outcome.body) if self._worth_keeping(outcome, evidence.host, event) else event
+
+    def _worth_keeping(self, outcome: Outcome, host: str, event: Event) -> bool:
+        """Reports of waits are many and alike: the first of a step is kept, then only what decides."""
+        known = self.change.bodies.get(host, {})
+        first = (event.direction, f"{event.phase}/{event.provider}") not in known
+        return outcome.body is not None and (first or outcome.kind != Kind.AGAIN)
+
+    def _situation(self, start: Start, step: Step, host: str) -> Situation:
+        standing = self.change.state.hosts[host].steps[step.key]
+        provider, _ = self.change.provider(step.play(start.direction).phase, start.provider)
+        return Situation(
+            provider=provider,
+            view=self.change.view(host, step, start.direction),
+            tasks=start.tasks,
+            lost=standing.lost,
+            lost_waited=standing.lost_waited,
+            unreachable_limit=self.change.plan.rollout.unreachable_timeout,
+            before_change=start.phase == self.change.state.table.steps[0].phase.name,
+            was_silent=standing.silent,
+        )
+
+    def _checked(self, evidence: Evidence) -> Evidence:
+        """Hosts are one machine-id, not a name: two names for one machine, or another machine under a name, fail."""
+        if not isinstance(evidence, Reported) or evidence.where not in ("", evidence.host):
+            return evidence
+        machine = evidence.report.get("machine_id")
+        if not machine:
+            return evidence
+        known = self.change.state.machines
+        other = known.get(str(machine))
+        if other is not None and other != evidence.host:
+            return Failed(evidence.host, f"{other} and {evidence.host} are the same machine (machine-id {machine})")
+        mine = next((m for m, host in known.items() if host == evidence.host), None)
+        if mine is not None and mine != machine:
+            why = f"another machine answers as {evidence.host}: machine-id {machine}, was {mine}"
+            return Failed(evidence.host, why, refused={"kind": "identity", "by": {"machine_id": machine}})
+        if mine is None:
+            self._append([Event(Kind.NOTE, host=evidence.host, data={"machine_id": str(machine)})])
+        return evidence
+
+    # -- journal ------------------------------------------------------------------------------------------------------
+
+    def _step_event(
+        self,
+        kind: Kind,
+        host: str,
+        step: Step,
+        direction: str,
+        *,
+        attempt: str = "",
+        data: dict[str, Any] | None = None,
+    ) -> Event:
+        return Event(kind, host, step.phase.name, step.provider, direction, attempt, data or {})
+
+    def _append(self, entries: Sequence[Event | tuple[Event, dict[str, Any]]]) -> None:
+        for event in self.change.journal.append(entries):
+            self.change.fold(event, time.monotonic())
+            for observer in self.observers:
+                observer(event, self.change.state)
+
+
+def order(home: Path, entries: Sequence[Event]) -> None:
+    """Append an operator's orders to a change that no controller has open. Raises LockedError, IllegalTransition."""
+    change = Change.open(home)
+    try:
+        for event in entries:
+            change.fold(event)  # refuse what the table does not list before it is written
+        change.journal.append(list(entries))
+    finally:
+        change.journal.close()
+
+
+def rollback(home: Path, hosts: Sequence[str] | None, why: str = "ordered by the operator") -> list[str]:
+    """Order the hosts that did something (all, or the named ones) back; run the engine afterwards."""
+    change = Change.open(home, readonly=True)
+    try:
+        touched = [
+            h for h in (hosts or change.hosts) if change.state.hosts[h].touched and not change.state.hosts[h].turned
+        ]
+    finally:
+        change.journal.close()
+    order(home, [Event(Kind.TURNED, host=host, data={"why": why}) for host in touched])
+    return touched
+
+
+def resolve(home: Path, host: str, answer: str) -> None:
+    """An operator's answer for a held host: retry, done, undo or leave. Raises NeedsOperator when nothing is held."""
+    change = Change.open(home, readonly=True)
+    try:
+        event = _resolution(change, host, answer)
+    finally:
+        change.journal.close()
+    order(home, [event])
+
+
+def _resolution(change: Change, host: str, answer: str) -> Event:
+    from gpuchange.errors import NeedsOperator, UsageError
+
+    if host not in change.state.hosts:
+        raise UsageError(f"{host} is not a host of {change.id}", remedy=f"its hosts: {', '.join(change.hosts)}")
+    if answer == "leave":
+        return Event(Kind.LEFT, host=host, data={"why": "left by the operator"})
+    if answer == "undo":
+        return Event(Kind.TURNED, host=host, data={"why": "ordered by the operator"})
+    stuck = (Status.HELD, Status.FAILED, Status.UNDO_HELD, Status.UNDO_FAILED)
+    for step in change.state.table.steps:
+        status = change.state.hosts[host].steps[step.key].status
+        if status in stuck:
+            kind = Kind.RETRY if answer == "retry" else Kind.MARKED
+            direction = "undo" if status.value.startswith("undo") else "do"
+            return Event(kind, host, step.phase.name, step.provider, direction, data={"why": "by the operator"})
+    raise NeedsOperator(f"{host} is not held in {change.id}", remedy=f"see: gpuchange status {change.id}")
+
+
+def pause(home: Path) -> None:
+    """Tell the running controller, from elsewhere, to start nothing new."""
+    (home / "pause").write_text(json.dumps({"pid": os.getpid()}))

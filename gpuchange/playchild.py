@@ -1,0 +1,141 @@
+"""The child process of one play: the only door to ansible_runner.
+
+Reads one request (JSON) from standard input, plays it, and writes one JSON line per fact to its original standard
+output: {"evidence": …} the moment a host's report arrives, and {"end": …} at last. Whatever else is printed goes to
+standard error. The parent builds the environment; this process adds nothing to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+WORST = ("unknown", "not_done", "running", "done")
+MESSAGE_LIMIT = 4000
+
+
+def unsafe(value: Any) -> Any:
+    """`value` with every string marked so that Ansible never templates it (also where a plan holds Jinja)."""
+    if isinstance(value, str):
+        return {"__ansible_unsafe": value}
+    if isinstance(value, Mapping):
+        return {key: unsafe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [unsafe(item) for item in value]
+    return value
+
+
+def merged(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The report in a task result; a loop's reports become one: its state is the worst, `parts` holds each."""
+    if isinstance(result.get("report"), dict):
+        return dict(result["report"])
+    parts = [item["report"] for item in result.get("results", []) if isinstance(item.get("report"), dict)]
+    if not parts or len(parts) != len(result.get("results", [])):
+        return None
+    worst = min(parts, key=lambda part: WORST.index(part["state"]) if part.get("state") in WORST else 0)
+    return {
+        "state": worst.get("state"),
+        "why": worst.get("why", ""),
+        "changed": any(p.get("changed") for p in parts),
+        "parts": parts,
+    }
+
+
+def _culprit(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a loop, the item that went wrong; else the result itself."""
+    wrong = [item for item in result.get("results", []) if item.get("failed") or item.get("unreachable")]
+    return wrong[0] if wrong else result
+
+
+def _message(result: Mapping[str, Any]) -> str:
+    source = _culprit(result)
+    said = str(source.get("msg") or "")
+    extra = str(source.get("module_stderr") or source.get("stderr") or "").strip()
+    return "\n".join(part for part in (said, extra) if part)[:MESSAGE_LIMIT] or "the task failed without a message"
+
+
+def _where(data: Mapping[str, Any], host: str) -> str:
+    """The machine that spoke: the delegate of the (failing) item, else the host."""
+    source = _culprit(data.get("res") or {})
+    delegated = source.get("_ansible_delegated_vars") or {}
+    name = delegated.get("ansible_delegated_host") or (source.get("item") if source.get("unreachable") else None)
+    return name if isinstance(name, str) else host
+
+
+def evidence(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What one runner event says about its host, or None. Pure."""
+    data = event.get("event_data") or {}
+    host, result, kind = data.get("host"), data.get("res") or {}, event.get("event")
+    if not host:
+        return None
+    if kind == "runner_on_ok" and data.get("task") == "report":
+        report = merged(result)
+        if report is not None:
+            return {"kind": "reported", "host": host, "where": _where(data, host), "report": report}
+    if kind == "runner_on_failed" and not data.get("ignore_errors"):
+        return {
+            "kind": "failed",
+            "host": host,
+            "where": _where(data, host),
+            "why": _message(result),
+            "refused": _culprit(result).get("refused"),
+        }
+    if kind == "runner_on_unreachable":
+        return {"kind": "unreachable", "host": host, "where": _where(data, host), "why": _message(result)}
+    return None
+
+
+def play(request: Mapping[str, Any], say: Any) -> None:
+    """Run one playbook and `say` its evidence as it comes."""
+    import ansible_runner
+
+    stats: dict[str, Any] = {}
+
+    def on_event(event: dict[str, Any]) -> bool:
+        fact = evidence(event)
+        if fact is not None:
+            say({"evidence": fact})
+        if event.get("event") == "playbook_on_stats":
+            stats.update(event.get("event_data") or {})
+        return False  # events live in the stream, not in thousands of files
+
+    private = Path(request["private_dir"])
+    limit = private / "limit"
+    limit.write_text("\n".join(request["hosts"]) + "\n")
+    runner = ansible_runner.run(
+        private_data_dir=str(private),
+        ident=request["ident"],
+        playbook=request["playbook"],
+        inventory=request["inventory"],
+        limit=f"@{limit}",
+        extravars=request["extravars"],
+        cmdline=request["cmdline"] or None,
+        forks=request["forks"],
+        quiet=False,
+        verbosity=request["verbosity"] or None,
+        event_handler=on_event,
+    )
+    wanted = ("ok", "failures", "dark")
+    say({"end": {"rc": runner.rc, "status": runner.status, "stats": {key: stats.get(key) for key in wanted if stats}}})
+
+
+def main() -> None:
+    os.umask(0o077)
+    out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(fact: dict[str, Any]) -> None:
+        try:
+            out.write(json.dumps(fact, ensure_ascii=True) + "\n")
+        except BrokenPipeError:  # the engine is gone; its successor will probe
+            os._exit(75)
+
+    play(json.load(sys.stdin), say)
+
+
+if __name__ == "__main__":
+    main()
