@@ -128,7 +128,7 @@ def _private(tree: Path) -> None:
     """0700 for directories, 0600 for files (0700 where they were executable)."""
     for path in [tree, *tree.rglob("*")]:
         if not path.is_symlink():
-            path.chmod(0o700 if path.is_dir() or os.access(path, os.X_OK) and path.stat().st_mode & 0o100 else 0o600)
+            path.chmod(0o700 if path.is_dir() or path.stat().st_mode & 0o100 else 0o600)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Play:
-    """What one direction of a phase plays: `tasks` (apply or undo) of the roles of `phase`'s providers, in order or reversed."""
+    """What one direction of a phase plays: `tasks` (apply or undo) of the roles of `phase`'s providers."""
 
     phase: str
     tasks: Literal["apply", "undo"]

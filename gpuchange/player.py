@@ -13,20 +13,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpuchange.errors import NeedsOperator
 from gpuchange.playchild import unsafe
 from gpuchange.reports import Evidence, Failed, Reported, Silent, Unreachable
-from gpuchange.waiting import wait_until
+from gpuchange.waiting import WaitTimeout, wait_until
 
 ATTEMPT = "GPUCHANGE_ATTEMPT"
 ALLOWED = (
-    "HOME LOGNAME USER PATH SHELL SSH_AUTH_SOCK KRB5CCNAME VIRTUAL_ENV XDG_RUNTIME_DIR PYTHONPATH ANSIBLE_CONFIG "
-    "ANSIBLE_VAULT_PASSWORD_FILE ANSIBLE_VAULT_IDENTITY_LIST ANSIBLE_COLLECTIONS_PATH"
-).split()
+    *("HOME", "LOGNAME", "USER", "PATH", "SHELL", "VIRTUAL_ENV", "PYTHONPATH", "XDG_RUNTIME_DIR"),
+    *("SSH_AUTH_SOCK", "KRB5CCNAME", "ANSIBLE_CONFIG", "ANSIBLE_COLLECTIONS_PATH"),
+    *("ANSIBLE_VAULT_PASSWORD_FILE", "ANSIBLE_VAULT_IDENTITY_LIST"),
+)
 SETTINGS = {
     "LANG": "C.UTF-8",
     "LC_ALL": "C.UTF-8",
@@ -34,8 +35,8 @@ SETTINGS = {
     "ANSIBLE_PIPELINING": "True",
     "ANSIBLE_TIMEOUT": "10",
     "ANSIBLE_SSH_RETRIES": "0",  # a retry would run a module twice
-    "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=120s -o ServerAliveInterval=3 -o ServerAliveCountMax=3 "
-    "-o BatchMode=yes",
+    "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=120s -o BatchMode=yes "
+    "-o ServerAliveInterval=3 -o ServerAliveCountMax=3",
     "ANSIBLE_CACHE_PLUGIN": "memory",  # facts of yesterday must not be believed
     "ANSIBLE_GATHERING": "explicit",
     "ANSIBLE_INVENTORY_ENABLED": "auto,host_list,script,yaml,ini,toml",
@@ -248,8 +249,13 @@ def end_orphans(attempt: str, patience: float = 5.0) -> int:
     found = carriers(attempt)
     for number, wait in ((signal.SIGTERM, patience), (signal.SIGKILL, 10.0)):
         _signal(carriers(attempt), number)
-        if wait_until(lambda: not _alive(carriers(attempt)), timeout=wait, interval=0.05):
+        try:
+            wait_until(
+                lambda: not _alive(carriers(attempt)), timeout=wait, interval=0.05, what="an orphaned play to end"
+            )
             return len(found)
+        except WaitTimeout:
+            continue
     raise NeedsOperator(
         f"a process of an earlier controller cannot be ended (pid {carriers(attempt)})",
         remedy="see why it hangs (ps -o stat,wchan PID); then resume again",

@@ -30,8 +30,7 @@ def wait_until(
     saying `what` was awaited and, if the last try raised, with which error.
     """
     retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda result: not result)
-        | tenacity.retry_if_exception_type(retry_on),
+        retry=tenacity.retry_if_result(lambda result: not result) | tenacity.retry_if_exception_type(retry_on),
         stop=tenacity.stop_after_delay(timeout),
         wait=tenacity.wait_fixed(interval),
     )

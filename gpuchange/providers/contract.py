@@ -1,4 +1,4 @@
-"""The shape of a provider: one way to do a phase. One parameter model, one report model, one Ansible role of the same stem."""
+"""The shape of a provider: one way to do a phase. One parameter model, one report model, one role of the same stem."""
 
 from __future__ import annotations
 
