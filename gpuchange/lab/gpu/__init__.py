@@ -1,7 +1,7 @@
 """The lab's simulated NVIDIA stack: packages, cards, what a guest's kernel would show, and faults.
 
 A lab host gets three things from here: the tree of `install_guest`, the packages of `packages.START` out of
-the repository that `packages.build_repo` makes, and, from `cards.default_cards`, /etc/gpuchange-lab/cards.json.
+the repository that `packages.build_repo` makes, and `CARDS_FILE` from `cards.default_cards`.
 """
 
 from __future__ import annotations

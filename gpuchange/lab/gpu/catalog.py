@@ -29,6 +29,8 @@ class Package:
     files: dict[str, File] = field(default_factory=dict)
     actions: dict[str, str] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
+    triggers: str = ""
+    conffiles: tuple[str, ...] = ()
     section: str = "non-free/libs"
 
     @property
@@ -37,8 +39,8 @@ class Package:
 
 
 LIB = "usr/lib/x86_64-linux-gnu"
-LDCONFIG = "ldconfig"
 
+KMS_OPTIONS = "/etc/modprobe.d/nvidia-graphics-drivers-kms.conf"
 CUDA_OF_BRANCH = {"550": "12.4", "570": "12.8"}
 DRIVERS = ("550.54.15", "550.163.01", "570.124.06", "570.172.08")
 MODULES = {"nvidia": "", "nvidia-uvm": "nvidia", "nvidia-modeset": "nvidia", "nvidia-drm": "nvidia-modeset"}
@@ -62,9 +64,7 @@ def driver(version: str) -> list[Package]:
             summary="NVIDIA driver metapackage",
             depends=(*parts, f"nvidia-kernel-common-{branch}{exact}"),
             provides="nvidia-driver",
-            files={
-                f"usr/share/doc/nvidia-driver-{branch}/NVIDIA_Changelog": File(text=f"Release {version}\n")
-            },
+            files={f"usr/share/doc/nvidia-driver-{branch}/NVIDIA_Changelog": File(text=f"Release {version}\n")},
             section="non-free/utils",
         ),
         make(
@@ -80,7 +80,7 @@ def driver(version: str) -> list[Package]:
             summary="NVIDIA libcompute package",
             provides="libnvidia-compute",
             files=_library("libcuda", 1, version) | _library("libnvidia-ml", 1, version),
-            actions={"postinst": LDCONFIG, "postrm": LDCONFIG},
+            triggers="activate-noawait ldconfig\n",
         ),
         make(
             f"nvidia-dkms-{branch}",
@@ -88,7 +88,7 @@ def driver(version: str) -> list[Package]:
             depends=("dkms", f"nvidia-kernel-common-{branch}{exact}"),
             provides="nvidia-dkms-kernel",
             files=_module_source(version),
-            actions={"postinst": "dkms/postinst.sh", "prerm": "dkms/prerm.sh"},
+            actions={"postinst": "dkms/postinst.sh", "prerm": "dkms/prerm.sh", "postrm": ":"},
             section="non-free/kernel",
         ),
         make(
@@ -96,21 +96,21 @@ def driver(version: str) -> list[Package]:
             summary="Shared files used with the kernel module",
             provides="nvidia-kernel-common",
             files={
-                "usr/lib/modprobe.d/nvidia-kernel-common.conf": File(
-                    text="options nvidia NVreg_PreserveVideoMemoryAllocations=1\n"
-                )
+                KMS_OPTIONS.lstrip("/"): File(text="options nvidia-drm modeset=1\n"),
+                f"usr/share/nvidia/{branch}/release": File(text=f"{version}\n"),
             },
+            conffiles=(KMS_OPTIONS,),
             section="non-free/kernel",
         ),
     ]
 
 
-def _library(name: str, soname: int, version: str) -> dict[str, File]:
+def _library(name: str, soname: int, version: str, folder: str = LIB) -> dict[str, File]:
     """lib.so.VERSION compiled for this version, and the links the linker and ldconfig would make."""
     real = f"{name}.so.{version}"
     return {
-        f"{LIB}/{real}": File(f"{name}/{version}"),
-        f"{LIB}/{name}.so.{soname}": File(link=real),
+        f"{folder}/{real}": File(f"{name}/{version}"),
+        f"{folder}/{name}.so.{soname}": File(link=real),
     }
 
 
@@ -157,11 +157,9 @@ def cuda(release: str, update: str, cudart: str, nvcc: str) -> list[Package]:
             f"cuda-cudart-{dash}",
             f"{cudart}-1",
             "CUDA Runtime native libraries",
-            files={
-                f"{prefix}/lib64/libcudart.so.{cudart}": File(text=f"CUDA runtime {cudart}\n" * 200),
-                f"{prefix}/lib64/libcudart.so.12": File(link=f"libcudart.so.{cudart}"),
-                f"etc/ld.so.conf.d/gpuchange-lab-cuda-{dash}.conf": File(text=f"/{prefix}/lib64\n"),
-            },
+            files=_library("libcudart", 12, cudart, folder=f"{prefix}/lib64")
+            | {f"etc/ld.so.conf.d/cuda-{dash}.conf": File(text=f"/{prefix}/lib64\n")},
+            triggers="activate-noawait ldconfig\n",
             section="multiverse/libs",
         ),
     ]
@@ -180,7 +178,7 @@ def cudnn(version: str) -> list[Package]:
             f"{version}-1",
             "cuDNN runtime libraries for CUDA 12",
             files=_library("libcudnn", 9, upstream),
-            actions={"postinst": LDCONFIG, "postrm": LDCONFIG},
+            triggers="activate-noawait ldconfig\n",
             section="multiverse/libs",
         ),
         Package(
@@ -200,7 +198,6 @@ def cudnn(version: str) -> list[Package]:
 def container_toolkit(upstream: str) -> list[Package]:
     version = f"{upstream}-1"
     make = partial(Package, version=version, values={"UPSTREAM": upstream}, section="utils")
-    so = f"{LIB}/libnvidia-container.so"
     return [
         make(
             "nvidia-container-toolkit",
@@ -225,10 +222,8 @@ def container_toolkit(upstream: str) -> list[Package]:
         make(
             "libnvidia-container1",
             summary="NVIDIA container runtime library",
-            files={
-                f"{so}.{upstream}": File(text=f"NVIDIA container runtime library {upstream}\n" * 100),
-                f"{so}.1": File(link=f"libnvidia-container.so.{upstream}"),
-            },
+            files=_library("libnvidia-container", 1, upstream),
+            triggers="activate-noawait ldconfig\n",
         ),
     ]
 

@@ -60,9 +60,7 @@ _TABLE = (
         "the last card falls off the bus at the next boot",
         "cat /proc/sys/kernel/random/boot_id",
     ),
-    _flag(
-        "wrong-values", "any other driver than the loaded one makes the cards compute wrong values", DRIVER
-    ),
+    _flag("wrong-values", "any other driver than the loaded one makes the cards compute wrong values", DRIVER),
     _flag("slow-card", "any other driver than the loaded one makes every card three times slower", DRIVER),
     Fault(
         "apt-hangs",

@@ -40,6 +40,8 @@ NEWEST_ONLY = "newest"
 """Folder of a second index in the repository, which lists each package's newest version only."""
 
 SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
+"""Every package has the first three; one with a postrm leaves its name behind (dpkg's state "rc") when removed."""
+
 HERE = Path(__file__).parent
 TOOLS = {"dpkg-deb": "dpkg", "apt-ftparchive": "apt-utils", "gcc": "gcc libc6-dev"}
 
@@ -90,6 +92,8 @@ def _compile(folder: Path) -> dict[str, Path]:
     folder.mkdir(parents=True)
     jobs = {key: command for version in catalog.DRIVERS for key, command in _driver_objects(version).items()}
     jobs |= {f"libcudnn/{v.rpartition('.')[0]}": _cudnn_object(v) for v in catalog.CUDNNS}
+    jobs |= {f"libcudart/{row[2]}": _stub_object("libcudart.so.12", row[2]) for row in catalog.CUDAS}
+    jobs |= {f"libnvidia-container/{v}": _stub_object("libnvidia-container.so.1", v) for v in catalog.TOOLKITS}
     paths = {key: folder / key.replace("/", "_") for key in jobs}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda key: _run(*jobs[key], "-o", str(paths[key]), cwd=HERE / "src"), jobs))
@@ -146,15 +150,15 @@ def _cudnn_object(version: str) -> list[str]:
     ]
 
 
+def _stub_object(soname: str, version: str) -> list[str]:
+    return [*_shared(soname), *_define(LIBRARY_VERSION=_quoted(version)), "stub.c"]
+
+
 # --- packages -------------------------------------------------------------------------------------
 
 
 def _filled(text: str, package: Package, **more: str) -> str:
-    values = (
-        {"PACKAGE": package.name, "VERSION": package.version, "UPSTREAM": package.upstream}
-        | package.values
-        | more
-    )
+    values = {"PACKAGE": package.name, "VERSION": package.version, "UPSTREAM": package.upstream} | package.values | more
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     return text
@@ -171,7 +175,9 @@ def _build(package: Package, work: Path, objects: dict[str, Path], pool: Path) -
     control = root / "DEBIAN"
     control.mkdir(parents=True)
     (control / "control").write_text(_control(package))
-    for script in SCRIPTS:
+    (control / "triggers").write_text(package.triggers)
+    (control / "conffiles").write_text("".join(f"{path}\n" for path in package.conffiles))
+    for script in (s for s in SCRIPTS if s != "postrm" or s in package.actions):
         (control / script).write_text(_script(package, script))
         (control / script).chmod(0o755)
     _run("dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "-b", str(root), str(pool))
@@ -220,9 +226,9 @@ def _script(package: Package, script: str) -> str:
 def _index(repo: Path) -> None:
     everything = _run("apt-ftparchive", "packages", "pool", cwd=repo)
     paragraphs = [p for p in everything.split("\n\n") if p.strip()]
-    _write_index(repo, paragraphs)
+    _write_index(repo, paragraphs, "./")
     (repo / NEWEST_ONLY).mkdir()
-    _write_index(repo / NEWEST_ONLY, _newest(paragraphs))
+    _write_index(repo / NEWEST_ONLY, _newest(paragraphs), f"{NEWEST_ONLY}/")
 
 
 def _field(paragraph: str, name: str) -> str:
@@ -242,9 +248,9 @@ def _is_newer(version: str, than: str) -> bool:
     return subprocess.run(["dpkg", "--compare-versions", version, "gt", than], check=False).returncode == 0
 
 
-def _write_index(folder: Path, paragraphs: list[str]) -> None:
+def _write_index(folder: Path, paragraphs: list[str], suite: str) -> None:
     (folder / "Packages").write_text("\n\n".join(p.strip("\n") for p in paragraphs) + "\n")
     _run("gzip", "-9nkf", "Packages", cwd=folder)
-    labels = {"Origin": "NVIDIA", "Label": "NVIDIA CUDA", "Suite": "lab", "Architectures": "amd64"}
+    labels = {"Origin": "NVIDIA", "Label": "NVIDIA CUDA", "Suite": suite, "Architectures": "amd64"}
     options = [f"-oAPT::FTPArchive::Release::{name}={text}" for name, text in labels.items()]
     (folder / "Release").write_text(_run("apt-ftparchive", *options, "release", ".", cwd=folder))
