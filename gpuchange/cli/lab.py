@@ -15,9 +15,7 @@ from gpuchange.errors import GpuchangeError, UsageError
 from gpuchange.lab import Host, Lab, faults, hosts, image, pool, state
 from gpuchange.lab.load import Load
 
-name_option = click.option(
-    "--name", default="lab", show_default=True, envvar="GPUCHANGE_LAB", help="Which lab."
-)
+name_option = click.option("--name", default="lab", show_default=True, envvar="GPUCHANGE_LAB", help="Which lab.")
 
 
 @click.group()
@@ -27,18 +25,14 @@ def lab() -> None:
 
 @lab.command()
 @name_option
-@click.option(
-    "--hosts", "count", default=3, show_default=True, help="GPU hosts; one load balancer comes on top."
-)
+@click.option("--hosts", "count", default=3, show_default=True, help="GPU hosts; one load balancer comes on top.")
 @click.option("--gpus", default=2, show_default=True, help="GPU cards in each.")
 @click.option("--install-tools", is_flag=True, help="Install missing tools with apt-get first.")
 def up(name: str, count: int, gpus: int, install_tools: bool) -> None:
     """Build (first time only) and start a lab."""
     began = time.monotonic()
     made = Lab.up(name, count, gpus, say=_say, install_tools=install_tools)
-    click.echo(
-        f"lab {name} is up after {time.monotonic() - began:.1f} s: {', '.join(h.name for h in made.hosts)}"
-    )
+    click.echo(f"lab {name} is up after {time.monotonic() - began:.1f} s: {', '.join(h.name for h in made.hosts)}")
     click.echo(f"inventory:      {made.inventory}\nload balancer:  {made.lb_url}")
     click.echo(f"next:           gpuchange lab status --name {name}")
 
@@ -64,9 +58,7 @@ def status(name: str, as_json: bool) -> None:
 
 
 def _status_line(host: Host, found: dict[str, object]) -> str:
-    marks = [
-        word for word, shown in (("frozen", found["frozen"]), ("unplugged", not found["plugged"])) if shown
-    ]
+    marks = [word for word, shown in (("frozen", found["frozen"]), ("unplugged", not found["plugged"])) if shown]
     return f"{host.name:8} {host.address:15} {found['power']:4} boots {found['boots']}  {' '.join(marks)}".rstrip()
 
 
@@ -84,9 +76,7 @@ def down(name: str, purge: bool) -> None:
         image.purge()
         click.echo(f"cached images are gone from {state.root()}")
     elif pool.pool_file().exists():
-        click.echo(
-            f"kept: {pool.pool_file()} with the built images (remove it with: gpuchange lab down --purge)"
-        )
+        click.echo(f"kept: {pool.pool_file()} with the built images (remove it with: gpuchange lab down --purge)")
 
 
 @lab.command("break")
@@ -159,16 +149,10 @@ def power(name: str, host: str, switch: str) -> None:
 @lab.command()
 @click.option("--url", required=True, help="For example http://10.88.1.10")
 @click.option("--rate", default=60.0, show_default=True, help="Small requests a second.")
-@click.option(
-    "--stream-every", default="2s", show_default=True, help="Start a 5 s stream this often; 0s = never."
-)
+@click.option("--stream-every", default="2s", show_default=True, help="Start a 5 s stream this often; 0s = never.")
 @click.option("--seconds", type=float, default=None, help="Stop after this many seconds.")
-@click.option(
-    "--until-file", type=click.Path(path_type=Path), default=None, help="Stop once this file exists."
-)
-@click.option(
-    "--json-into", type=click.Path(path_type=Path), default=None, help="Write the summary to this file."
-)
+@click.option("--until-file", type=click.Path(path_type=Path), default=None, help="Stop once this file exists.")
+@click.option("--json-into", type=click.Path(path_type=Path), default=None, help="Write the summary to this file.")
 def load(
     url: str,
     rate: float,
@@ -181,9 +165,7 @@ def load(
     try:
         generator = Load(url, rate=rate, stream_every=float(stream_every.removesuffix("s")))
     except ValueError as error:
-        raise UsageError(
-            str(error), remedy="for example: --url http://10.88.1.10 --stream-every 2s"
-        ) from error
+        raise UsageError(str(error), remedy="for example: --url http://10.88.1.10 --stream-every 2s") from error
     if seconds is None and until_file is None:
         raise UsageError("how long shall it run?", remedy="give --seconds N or --until-file PATH")
     summary = generator.run(_stop(seconds, until_file)).summary()
@@ -201,9 +183,7 @@ def load(
 
 def _stop(seconds: float | None, until_file: Path | None) -> Callable[[], bool]:
     end = time.monotonic() + seconds if seconds is not None else None
-    return lambda: (
-        (end is not None and time.monotonic() >= end) or (until_file is not None and until_file.exists())
-    )
+    return lambda: (end is not None and time.monotonic() >= end) or (until_file is not None and until_file.exists())
 
 
 if __name__ == "__main__":

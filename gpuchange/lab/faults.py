@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuchange.errors import LabError
-from gpuchange.lab import disk, stack
+from gpuchange.lab import disk
+from gpuchange.lab.gpu.faults import FAULTS as GPU_FAULTS
 
 if TYPE_CHECKING:
     from gpuchange.lab.fleet import Host
@@ -51,13 +52,13 @@ OWN: Mapping[str, Fault] = {
 
 def _inside(name: str) -> Fault:
     """A fault of the GPU simulation: it needs no more than a way to run commands in the guest."""
-    fault = stack.gpu_faults()[name]
-    return Fault(fault.summary, lambda host: fault.apply(host.run), lambda host: fault.mend(host.run))
+    fault = GPU_FAULTS[name]
+    return Fault(fault.sentence, lambda host: fault.apply(host.run), lambda host: fault.mend(host.run))
 
 
 def catalogue() -> dict[str, Fault]:
     """All faults by name."""
-    return {**OWN, **{name: _inside(name) for name in stack.gpu_faults()}}
+    return {**OWN, **{name: _inside(name) for name in GPU_FAULTS}}
 
 
 def find(name: str) -> Fault:

@@ -56,15 +56,11 @@ class Host:
     def boots(self) -> int:
         return int(self.status()["boots"])
 
-    def run(
-        self, command: Sequence[str], *, check: bool = True, timeout: float = 120, stdin: str | None = None
-    ) -> str:
+    def run(self, command: Sequence[str], *, check: bool = True, timeout: float = 120, stdin: str | None = None) -> str:
         """Run a command inside, not over the network; its standard output. Raises LabError if `check` and it fails."""
         leader = self.status()["leader"]
         if not leader:
-            raise LabError(
-                "the host is off", where=self.name, remedy=f"gpuchange lab mend {self.name} power-cut"
-            )
+            raise LabError("the host is off", where=self.name, remedy=f"gpuchange lab mend {self.name} power-cut")
         inside = ["nsenter", "-t", str(leader), "-m", "-u", "-i", "-n", "-p", "--root", "--wd=/", "env", "-i"]
         path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         try:
@@ -74,14 +70,10 @@ class Host:
                 stdin=subprocess.DEVNULL if stdin is None else None,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
-            raise LabError(
-                f"`{' '.join(command)}` did not end within {timeout:g} s", where=self.name
-            ) from error
+            raise LabError(f"`{' '.join(command)}` did not end within {timeout:g} s", where=self.name) from error
         if check and done.returncode:
             why = (done.stderr.strip() or done.stdout.strip())[-1500:]
-            raise LabError(
-                f"`{' '.join(command)}` failed with exit code {done.returncode}", where=self.name, why=why
-            )
+            raise LabError(f"`{' '.join(command)}` failed with exit code {done.returncode}", where=self.name, why=why)
         return done.stdout
 
     def ssh(self, *command: str) -> list[str]:

@@ -84,9 +84,7 @@ def _hosts_file(spec: state.LabSpec) -> str:
 
 
 def _haproxy(spec: state.LabSpec) -> str:
-    servers = (
-        f"    server {host.name} {spec.address(host)}:8000\n" for host in spec.hosts if host.role == "gpu"
-    )
+    servers = (f"    server {host.name} {spec.address(host)}:8000\n" for host in spec.hosts if host.role == "gpu")
     return (image.FILES / "haproxy.cfg").read_text() + "".join(servers)
 
 
@@ -105,8 +103,7 @@ def inventory(spec: state.LabSpec) -> dict[str, Any]:
     """Ansible's dynamic inventory form: groups gpu_hosts and loadbalancers, with every host's variables."""
     groups = {"gpu_hosts": "gpu", "loadbalancers": "lb"}
     listing: dict[str, Any] = {
-        group: {"hosts": [host.name for host in spec.hosts if host.role == role]}
-        for group, role in groups.items()
+        group: {"hosts": [host.name for host in spec.hosts if host.role == role]} for group, role in groups.items()
     }
     listing["_meta"] = {"hostvars": {host.name: ansible_vars(spec, host) for host in spec.hosts}}
     return listing

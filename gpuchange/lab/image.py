@@ -12,12 +12,14 @@ import shutil
 from pathlib import Path
 
 from gpuchange.errors import LabError
-from gpuchange.lab import pool, stack, state
+from gpuchange.lab import gpu, pool, stack, state
+from gpuchange.lab.gpu import packages
 from gpuchange.lab.tools import sh
 
 PACKAGES = (
-    "ca-certificates", "curl", "dbus", "haproxy", "iproute2", "kmod", "openssh-server", "pciutils", "procps", "python3", "python3-apt",
+    "ca-certificates", "curl", "dbus", "haproxy", "iproute2", "openssh-server", "procps", "python3", "python3-apt",
     "rsync", "sudo", "systemd", "systemd-sysv",
+    *gpu.guest_packages,
 )  # fmt: skip
 # timers that change packages or wake disks behind the operator's back have no place in a repeatable rehearsal
 MASKED = (
@@ -35,7 +37,7 @@ python3 -m http.server {port} --bind 127.0.0.1 --directory /run/lab-repo >/dev/n
 server=$!
 until python3 -c 'import socket; socket.create_connection(("127.0.0.1", {port}))' 2>/dev/null; do sleep 0.1; done
 apt-get -q update
-if [ -n '{packages}' ]; then apt-get -q -y --no-install-recommends install {packages}; fi
+apt-get -q -y --no-install-recommends install {packages}
 apt-get clean
 kill $server
 """
@@ -49,9 +51,7 @@ def _os_release() -> dict[str, str]:
 def debian_source() -> tuple[str, str]:
     """URI and suite of this machine's own distribution, read from its apt configuration."""
     codename = _os_release().get("VERSION_CODENAME", "")
-    listing = sh(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"]
-    )
+    listing = sh(["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"])
     for line in listing.splitlines():
         uri, suite, component = line.split()
         if suite == codename and component == "main":
@@ -114,7 +114,7 @@ def _finish_base(tree: Path) -> None:
 
 def gpu_image(base: Path, repository: Path) -> Path:
     """Subvolume of a GPU host with the first stack installed. Call under the `images` lock."""
-    recipe = json.dumps([base.name, repository.name, stack.start_packages(), INSTALL_SCRIPT])
+    recipe = json.dumps([base.name, repository.name, packages.START, INSTALL_SCRIPT])
     target = _images() / f"gpu-{_digest(recipe, stack.source_digest(FILES / 'gpu'))}"
     if target.exists():
         return target
@@ -122,12 +122,10 @@ def gpu_image(base: Path, repository: Path) -> Path:
     pool.snapshot(base, draft)
     try:
         sh(["rsync", "-a", "--chown=root:root", f"{FILES / 'gpu'}/", f"{draft}/"])
-        guest = stack.gpu_source() / "guest"
-        if guest.is_dir():
-            sh(["rsync", "-a", "--chown=root:root", "--exclude=__pycache__", f"{guest}/", f"{draft}/"])
+        gpu.install_guest(draft)
         _install_start(draft, repository)
         in_tree(draft, ["python3", "/opt/modelserver/make_models.py", "/srv/models"])
-        systemctl(draft, "enable", "modelserver.service", *stack.guest_units())
+        systemctl(draft, "enable", "modelserver.service", *gpu.guest_units)
     except BaseException:
         pool.delete(draft)
         raise
@@ -137,7 +135,7 @@ def gpu_image(base: Path, repository: Path) -> Path:
 
 
 def _install_start(tree: Path, repository: Path) -> None:
-    script = INSTALL_SCRIPT.format(port=state.APT_PORT, packages=" ".join(stack.start_packages()))
+    script = INSTALL_SCRIPT.format(port=state.APT_PORT, packages=" ".join(packages.START))
     in_tree(tree, ["sh", "-c", script], f"--bind-ro={repository}:/run/lab-repo")
 
 

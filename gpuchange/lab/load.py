@@ -96,9 +96,7 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
 class Load:
     """`rate` small requests a second, and every `stream_every` seconds (0 = never) a stream of `stream_seconds`."""
 
-    def __init__(
-        self, url: str, *, rate: float = 60, stream_every: float = 2, stream_seconds: float = 5
-    ) -> None:
+    def __init__(self, url: str, *, rate: float = 60, stream_every: float = 2, stream_seconds: float = 5) -> None:
         self.target = Target.parse(url)
         self.rate, self.stream_every, self.stream_seconds = rate, stream_every, stream_seconds
         self.tally = Tally()
@@ -111,9 +109,7 @@ class Load:
 
     async def _run(self, finished: Callable[[], bool]) -> None:
         self._started = time.monotonic()
-        streams = (
-            self._repeat(self.stream_every, self._stream, finished) if self.stream_every else asyncio.sleep(0)
-        )
+        streams = self._repeat(self.stream_every, self._stream, finished) if self.stream_every else asyncio.sleep(0)
         await asyncio.gather(self._repeat(1 / self.rate, self._request, finished), streams)
         self.tally.seconds = time.monotonic() - self._started
 
@@ -161,9 +157,7 @@ class Load:
         ) as error:
             if len(self.tally.reasons) < KEPT_REASONS:
                 after = time.monotonic() - self._started
-                self.tally.reasons.append(
-                    f"after {after:.1f} s, {path}: {type(error).__name__} {error}".rstrip()
-                )
+                self.tally.reasons.append(f"after {after:.1f} s, {path}: {type(error).__name__} {error}".rstrip())
             return None
 
 

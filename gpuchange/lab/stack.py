@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
 from pathlib import Path
-from typing import Any
 
-from gpuchange.lab import state
-from gpuchange.lab.tools import sh
+from gpuchange.lab import gpu, state
 
-try:  # PLACEHOLDER until gpuchange.lab.gpu lands
-    from gpuchange.lab import gpu
-    from gpuchange.lab.gpu import cards, faults, packages
-
-    HAVE_GPU = True
-except ImportError:
-    HAVE_GPU = False
-
-CARDS_FILE = Path("etc/gpuchange-lab/cards.json")
+from gpuchange.lab.gpu import CARDS_FILE, cards, packages
 
 
 def source_digest(*roots: Path) -> str:
@@ -28,51 +18,27 @@ def source_digest(*roots: Path) -> str:
     for base in roots:
         for path in sorted(base.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
-                digest.update(f"{path.relative_to(base)}\0{path.stat().st_mode & 0o111}\0".encode())
+                digest.update(f"{path.relative_to(base)}\0".encode())
                 digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
-def gpu_source() -> Path:
-    return Path(__file__).parent / "gpu"
+GPU_SOURCE = Path(gpu.__file__).parent
 
 
 def repository() -> Path:
     """The stand-in apt repository, built once for each state of its sources. Call under the `images` lock."""
-    target = state.root() / "cache" / f"repo-{source_digest(gpu_source())}"
-    if target.exists():
-        return target
-    draft = target.with_suffix(".new")
-    sh(["rm", "-rf", draft])
-    draft.mkdir(parents=True)
-    if HAVE_GPU:
-        packages.build_repo(draft)
-    else:
-        (draft / "Packages").write_text("")
-        sh(["sh", "-c", f"cd {draft} && apt-ftparchive release . > Release"])
-    draft.rename(target)
+    kernel = os.uname().release  # its packages are for the running kernel
+    target = state.root() / "cache" / f"repo-{source_digest(GPU_SOURCE)}-{kernel}"
+    if not target.exists():
+        packages.build_repo(target)
     return target
 
 
-def start_packages() -> tuple[str, ...]:
-    return packages.START if HAVE_GPU else ()
-
-
-def guest_units() -> tuple[str, ...]:
-    return gpu.guest_units if HAVE_GPU else ()
-
-
-def gpu_faults() -> Mapping[str, Any]:
-    return faults.FAULTS if HAVE_GPU else {}
-
-
 def write_cards(tree: Path, host: str, count: int) -> None:
-    content = (
-        cards.default_cards(host, count) if HAVE_GPU else {"cards": [{"minor": n} for n in range(count)]}
-    )
     path = tree / CARDS_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(json.dumps(cards.default_cards(host, count), indent=1) + "\n")
 
 
 def device_nodes(tree: Path) -> list[str]:
