@@ -1,0 +1,52 @@
+# gpuchange: `make demo` shows it, `make test` proves it. Both need a Debian-like machine, root, and only
+# python3 (3.11 or newer), pip, git and make; what else they need they install with apt and pip.
+
+SHELL := /bin/bash -euo pipefail
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help venv check lint fast test demo docs wheel clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+venv: $(STAMP)  ## a virtual environment in .venv with gpuchange and its tools
+
+$(STAMP): pyproject.toml scripts/venv
+	scripts/venv $(PYTHON) $(VENV)
+	touch $@
+
+lint: $(STAMP)
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+	ansible-lint --offline -q
+
+fast: $(STAMP)
+	pytest -m 'not lab' --cov=gpuchange --cov-report=term:skip-covered
+
+check: lint fast  ## everything that needs neither root nor network
+
+test: check  ## check, then the tests on real lab hosts (root; about 20 minutes)
+	gpuchange lab up --hosts 0 --install-tools || gpuchange lab up --install-tools
+	pytest -m lab
+
+demo: $(STAMP)  ## a driver change on three lab hosts under load: 0 failed requests
+	demo/run
+
+docs: $(STAMP)  ## the manual, in docs/_build/html
+	pip install -q -e '.[docs]'
+	sphinx-build -q -W -b html docs docs/_build/html
+
+wheel: $(STAMP)  ## dist/gpuchange-*.whl, playbooks included
+	python -m build --wheel --outdir dist .
+
+clean:
+	-gpuchange lab down 2>/dev/null
+	rm -rf $(VENV) build dist docs/_build .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .ansible
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,182 @@
+"""Changes on disk, read without taking them over: found by name, folded from their journals, summed up.
+
+Reads the journal only, so that it works without Ansible and while another process carries the change out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gpuchange.cli import story
+from gpuchange.cli.words import clean, clock, duration
+from gpuchange.errors import UsageError
+from gpuchange.history import History
+from gpuchange.journal import Journal
+from gpuchange.phases import PHASES
+from gpuchange.planner import State, Table, exit_code
+from gpuchange.states import Event, Kind
+
+JOURNAL = "journal.db"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change as its journal tells it."""
+
+    directory: Path
+    meta: dict[str, Any]
+    events: tuple[Event, ...]
+    state: State
+    history: History
+
+    @property
+    def id(self) -> str:
+        return self.directory.name
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(self.meta["hosts"])
+
+    @property
+    def began(self) -> str:
+        return self.events[0].at if self.events else ""
+
+    @property
+    def name(self) -> str:
+        return next((str(e.data.get("plan", "")) for e in self.events if e.kind is Kind.CREATED), "")
+
+    @property
+    def code(self) -> int:
+        return exit_code(self.state)
+
+    @property
+    def outcome(self) -> str:
+        return story.outcome(self.state, self.code)
+
+
+def directories(root: Path) -> list[Path]:
+    """The change directories below `root`, newest first (their names begin with the time)."""
+    if not root.is_dir():
+        return []
+    return sorted((path for path in root.iterdir() if (path / JOURNAL).is_file()), reverse=True)
+
+
+def find(root: Path, name: str | None) -> Path:
+    """The change called `name` (or the only one whose name holds it); the latest if None. Raises UsageError."""
+    known = directories(root)
+    if not known:
+        raise UsageError("there is no change yet", where=str(root), remedy="gpuchange apply PLAN, or give --state-dir")
+    if name is None:
+        return known[0]
+    exact = [path for path in known if path.name == name]
+    near = exact or [path for path in known if name in path.name]
+    if len(near) == 1:
+        return near[0]
+    if near:
+        listed = ", ".join(path.name for path in near[:5])
+        raise UsageError(f"{name} fits {len(near)} changes: {listed}", remedy="give more of its name")
+    raise UsageError(f"no change is called {name}", where=str(root), remedy="gpuchange list")
+
+
+def read(directory: Path) -> Change:
+    """Folds the journal in `directory`. Raises JournalError if it contradicts itself."""
+    with Journal.open(directory, readonly=True) as journal:
+        meta, events = dict(journal.meta), tuple(journal.events())
+    state, history = State(table(meta), tuple(meta["hosts"])), History()
+    for event in events:
+        state.apply(event)
+        history.see(event, state)
+    return Change(directory, meta, events, state, history)
+
+
+def table(meta: dict[str, Any]) -> Table:
+    """The change's own table of steps, as it was when it began."""
+    steps = [(str(phase), str(provider)) for phase, provider in meta["table"]]
+    return Table.build(PHASES, lambda phase: [name for where, name in steps if where == phase])
+
+
+def bodies(found: Change, host: str, step: str) -> tuple[dict[str, Any], ...]:
+    """The accepted report bodies of `host` for "phase/provider", oldest first."""
+    digests = [
+        e.body
+        for e in found.events
+        if e.host == host and e.body and e.kind is Kind.ACCEPTED and f"{e.phase}/{e.provider}" == step
+    ]
+    with Journal.open(found.directory, readonly=True) as journal:
+        return tuple(dict(journal.body(digest)) for digest in digests)
+
+
+def verify(directory: Path) -> tuple[int, str]:
+    """Recomputes the hash chain: (number of events, head digest). Raises JournalError where it breaks."""
+    with Journal.open(directory, readonly=True) as journal:
+        return journal.verify()
+
+
+def headline(found: Change) -> str:
+    return f"{found.id} ({clean(found.name)}): {found.outcome}, {len(found.hosts)} host(s)"
+
+
+def open_work(found: Change) -> list[str]:
+    """Who is out of service now, since when, and at which phase."""
+    lines = []
+    for host, since in sorted(found.history.out_since.items()):
+        _, at = story.standing(found.state.hosts[host])
+        lines.append(f"{clean(host)} out of service since {clock(since)} by this change ({at})")
+    return lines
+
+
+def questions(found: Change) -> list[str]:
+    """What waits for a human, and the command that answers it."""
+    lines = []
+    for host in found.hosts:
+        standing = found.state.hosts[host]
+        if story.needs_answer(standing):
+            last = found.history.last.get(host)
+            lines.append(f"{clean(host)}: {story.sentence(last) if last else 'held'}")
+            lines.append(f"  next: gpuchange resolve {found.id} {clean(host)} --retry | --done | --undo | --leave")
+    return lines
+
+
+def next_command(found: Change, code: int) -> str:
+    """What to run after the change ended with `code`."""
+    if code in (5, 6):
+        return f"gpuchange status {found.id}"
+    if code in (130, 143) or not found.state.finished:
+        return f"gpuchange resume {found.id}"
+    return f"gpuchange report {found.id} -o report.html"
+
+
+def summary(found: Change) -> dict[str, Any]:
+    fields = {"change": found.id, "name": found.name, "began": found.began, "stands": found.outcome}
+    return {"type": "change", **fields, "hosts": len(found.hosts), "exit_code": found.code}
+
+
+def as_json(found: Change) -> dict[str, Any]:
+    return {**summary(found), "type": "status", "hosts": [_host_json(found, host) for host in found.hosts]}
+
+
+def _host_json(found: Change, host: str) -> dict[str, Any]:
+    stands, at = story.standing(found.state.hosts[host])
+    last = found.history.last.get(host)
+    return {
+        "host": host,
+        "stands": stands,
+        "at": at,
+        "since": last.at if last else "",
+        "out_since": found.history.out_since.get(host),
+        "out_seconds": found.history.out_seconds(host, datetime.now(UTC).isoformat()),
+        "why": str(last.data.get("why", "")) if last else "",
+    }
+
+
+def event_fields(event: Event) -> dict[str, Any]:
+    return {**asdict(event), "kind": event.kind.value}
+
+
+def out_of_service(found: Change, host: str) -> str:
+    """How long `host` did not serve, as people say it; "-" if it never stopped."""
+    out = found.history.out_seconds(host, found.events[-1].at)
+    return duration(out) if out else "-"

@@ -1,0 +1,82 @@
+"""Verbs for a change that exists: resume, rollback, resolve, pause, abort, unlock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpuchange.cli import changes, running, words
+from gpuchange.cli.flags import ansible_flags, connection
+from gpuchange.cli.settings import common, current
+from gpuchange.errors import UsageError
+
+
+@click.command()
+@click.argument("change", required=False)
+@ansible_flags
+@common
+def resume(change: str | None, **flags: Any) -> int:
+    """Go on with CHANGE (default: the latest) after a crash, a pause or an answer. Looks before it acts."""
+    return running.run(changes.find(current().root, change), connection(**flags))
+
+
+@click.command()
+@click.argument("change", required=False)
+@click.argument("hosts", nargs=-1)
+@ansible_flags
+@common
+def rollback(change: str | None, hosts: tuple[str, ...], **flags: Any) -> int:
+    """Take CHANGE back on HOSTS (default: all it has touched), one at a time, and prove it."""
+    from gpuchange import engine
+
+    directory = changes.find(current().root, change)
+    found = changes.read(directory)
+    unknown = sorted(set(hosts) - set(found.hosts))
+    if unknown:
+        raise UsageError(f"not in this change: {', '.join(unknown)}", remedy=f"gpuchange status {directory.name}")
+    running.confirm(f"take {directory.name} back on {', '.join(hosts) or 'every host it has touched'}?")
+    reach = connection(**flags)
+    engine.rollback(directory, list(hosts) or None, reach)
+    return running.run(directory, reach)
+
+
+ANSWERS = ("retry", "done", "undo", "leave")
+
+
+@click.command()
+@click.argument("change")
+@click.argument("host")
+@click.option("--retry", "answer", flag_value="retry", help="Look again, then go on from where it stands.")
+@click.option("--done", "answer", flag_value="done", help="I made sure by hand: take the step as done.")
+@click.option("--undo", "answer", flag_value="undo", help="Take this host back.")
+@click.option("--leave", "answer", flag_value="leave", help="Leave this host as it stands; I take it from here.")
+@common
+def resolve(change: str, host: str, answer: str | None) -> None:
+    """Answer for HOST of CHANGE, which waits for a human. Then: gpuchange resume CHANGE."""
+    from gpuchange import engine
+
+    if answer not in ANSWERS:
+        raise UsageError("one of --retry, --done, --undo, --leave is needed", remedy="gpuchange resolve --help")
+    directory = changes.find(current().root, change)
+    if host not in changes.read(directory).hosts:
+        raise UsageError(f"{host} is not in this change", remedy=f"gpuchange status {directory.name}")
+    engine.resolve(directory, host, answer)
+    words.say(f"noted: {host} {answer}\nnext: gpuchange resume {directory.name}")
+
+
+@click.command()
+@click.argument("change", required=False)
+@common
+def pause(change: str | None) -> None:
+    """Let the plays of CHANGE that run now finish, and start no more; its controller then ends."""
+    from gpuchange import engine
+
+    directory = changes.find(current().root, change)
+    engine.pause(directory)
+    words.say(f"{directory.name}: starts nothing more\nnext: gpuchange status {directory.name}; then gpuchange resume")
+
+
+def directory_of(change: str | None) -> Path:
+    return changes.find(current().root, change)

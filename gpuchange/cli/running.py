@@ -1,0 +1,98 @@
+"""Running a change from a terminal: asking first, signals, live progress, and the table at the end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuchange.cli import changes, live, story, words
+from gpuchange.cli.settings import current
+from gpuchange.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpuchange.change import Connection
+    from gpuchange.engine import Engine
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def confirm(question: str) -> None:
+    """Asks on a terminal; --yes answers. Without a terminal --yes is needed. Raises UsageError or click.Abort."""
+    if current().yes:
+        return
+    if current().json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            "there is no terminal to ask on", why=f"the question: {question}", remedy="look first, then add --yes"
+        )
+    if not click.confirm(question, default=False, err=True):
+        raise click.Abort
+
+
+def run(directory: Path, connection: Connection) -> int:
+    """Carries the change in `directory` on and returns its exit code; prints where it stands at the end."""
+    from gpuchange.engine import Engine
+
+    if current().json:
+        live.emit_version()
+    else:
+        words.warn(f"change {directory.name}")
+    before = changes.read(directory)
+    with live.progress(before.history, current().json) as observer:
+        engine = Engine(directory, connection, [observer])
+        try:
+            with stopped_by_signals(engine) as caught:
+                code = engine.run()
+        finally:
+            engine.close()
+    return _ended(changes.read(directory), 128 + caught[0] if caught else code)
+
+
+@contextmanager
+def stopped_by_signals(engine: Engine) -> Iterator[list[int]]:
+    """First signal: start nothing new, finish what is in flight. Second: end the plays. Yields the signals caught."""
+    caught: list[int] = []
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+        engine.stop(hard=len(caught) > 1)
+        again = "; once more ends the plays too (they are looked at on resume)" if len(caught) == 1 else ""
+        words.warn(f"stopping after what runs now{again}" if len(caught) == 1 else "ending the plays")
+
+    former = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield caught
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _ended(found: changes.Change, code: int) -> int:
+    if current().json:
+        live.emit({**changes.as_json(found), "type": "summary", "exit_code": code})
+        return code
+    words.say("")
+    words.say(summary_table(found))
+    for line in changes.questions(found):
+        words.say(line)
+    words.say(f"\n{words.heading(found.outcome)} (exit {code})\nnext: {changes.next_command(found, code)}")
+    return code
+
+
+def summary_table(found: changes.Change) -> str:
+    """Per host: versions before → after, where it stands, how long it was out of service."""
+    from gpuchange import preview
+
+    rows = []
+    for host in found.hosts:
+        first = [preview.found_versions(body) for body in changes.bodies(found, host, "record/host")[:1]]
+        last = [preview.found_versions(body) for body in changes.bodies(found, host, "verify/host")[-1:]]
+        moved = preview.moves(first[0] if first else {}, last[0] if last else {})
+        rows.append((host, moved or "-", story.standing(found.state.hosts[host])[0], changes.out_of_service(found, host)))
+    return words.table(("HOST", "BEFORE → AFTER", "RESULT", "OUT OF SERVICE"), rows)

@@ -1,0 +1,86 @@
+"""Verbs that only read journals: status, list, show, audit. They need neither Ansible nor the hosts."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import click
+
+from gpuchange.cli import changes, story, words
+from gpuchange.cli.settings import common, current
+
+
+@click.command()
+@click.argument("change", required=False)
+@common
+def status(change: str | None) -> None:
+    """Where each host of CHANGE (default: the latest) stands, and what needs an answer."""
+    found = changes.read(changes.find(current().root, change))
+    if current().json:
+        words.say(json.dumps(changes.as_json(found)))
+        return
+    words.say(changes.headline(found) + "\n")
+    rows = [_row(found, host) for host in found.hosts]
+    words.say(words.table(("HOST", "STANDS", "AT", "SINCE", "OUT OF SERVICE"), rows))
+    for line in (*changes.open_work(found), *changes.questions(found)):
+        words.say(line)
+
+
+def _row(found: changes.Change, host: str) -> tuple[str, str, str, str, str]:
+    last = found.history.last.get(host)
+    now = datetime.now(UTC).isoformat()
+    out = found.history.out_seconds(host, now)
+    stands, at = story.standing(found.state.hosts[host])
+    return host, stands, at, words.clock(last.at) if last else "", words.duration(out) if out else "-"
+
+
+@click.command("list")
+@common
+def list_changes() -> None:
+    """The changes kept here, newest first."""
+    found = [changes.read(path) for path in changes.directories(current().root)]
+    if current().json:
+        for one in found:
+            words.say(json.dumps(changes.summary(one)))
+        return
+    if not found:
+        words.say(f"no change yet in {current().root}")
+        return
+    rows = [(one.id, words.clock(one.began, day=True), one.name, len(one.hosts), one.outcome) for one in found]
+    words.say(words.table(("CHANGE", "BEGAN", "PLAN", "HOSTS", "STANDS"), rows))
+
+
+@click.command()
+@click.argument("change", required=False)
+@click.option("--host", help="Only the events of this host.")
+@common
+def show(change: str | None, host: str | None) -> None:
+    """Every event of CHANGE (default: the latest), oldest first."""
+    found = changes.read(changes.find(current().root, change))
+    for event in found.events:
+        if host and event.host != host:
+            continue
+        if current().json:
+            words.say(json.dumps({"type": "event", **changes.event_fields(event)}))
+        else:
+            words.say(f"{event.seq:5}  {words.clock(event.at, day=True)}  {story.sentence(event)}")
+
+
+@click.group()
+def audit() -> None:
+    """Check the journal of a change."""
+
+
+@audit.command("verify")
+@click.argument("change", required=False)
+@common
+def audit_verify(change: str | None) -> None:
+    """Recompute the hash chain of CHANGE's journal (default: the latest); says where it was altered, if it was."""
+    directory = changes.find(current().root, change)
+    count, head = changes.verify(directory)
+    if current().json:
+        words.say(json.dumps({"type": "audit", "change": directory.name, "events": count, "head": head}))
+    else:
+        words.say(f"{directory.name}: {count} events, the chain is whole; its head is {head}")
+        words.say("keep the head elsewhere to notice later whether the newest events were cut off")

@@ -1,0 +1,94 @@
+"""How things are written for people: streams, colours, tables, times, and text from hosts made harmless."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+import click
+
+_PLAIN = {"→": "->", "—": "-", "–": "-", "…": "...", "·": "*", "✓": "ok", "✗": "x", "│": "|", "─": "-"}
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_PLAIN.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+
+
+def prepare_streams() -> None:
+    """Lets a terminal that knows only ASCII (LC_ALL=C) read every line instead of breaking on the first arrow."""
+    codecs.register_error("gpuchange", _replace)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure:
+            reconfigure(errors="gpuchange")
+
+
+def clean(text: object, keep_lines: bool = False) -> str:
+    """`text` without control, escape and direction characters; on one line unless `keep_lines`.
+
+    Whatever came from a host, an inventory or a plan passes through here before it reaches a terminal.
+    """
+    bare = _CONTROL.sub("", str(text))
+    return bare if keep_lines else " ".join(bare.split())
+
+
+def use_colour(context: click.Context, wanted: bool) -> None:
+    """Colour only on a terminal that wants it: --no-color, NO_COLOR and TERM=dumb each switch it off."""
+    if not wanted or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        context.color = False
+
+
+def say(text: str = "") -> None:
+    click.echo(text)
+
+
+def warn(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def heading(text: str) -> str:
+    return click.style(text, bold=True)
+
+
+COLOURS = {"done": "green", "rolled back": "yellow", "held": "red", "failed": "red", "needs operator": "red"}
+
+
+def coloured(word: str) -> str:
+    """`word` in the colour of its meaning; the word itself always says it too."""
+    return click.style(word, fg=COLOURS[word]) if word in COLOURS else word
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Left-aligned columns, two blanks apart; cells are cleaned here, colour is added after measuring."""
+    cells = [[clean(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in [list(head), *cells]) for column in range(len(head))]
+    lines = [heading(_row(head, widths))]
+    lines += [_row([coloured(cell) for cell in row], widths, row) for row in cells]
+    return "\n".join(lines)
+
+
+def _row(shown: Sequence[str], widths: Sequence[int], measured: Sequence[str] | None = None) -> str:
+    measured = measured or shown
+    padded = [text + " " * (width - len(bare)) for text, width, bare in zip(shown, widths, measured, strict=True)]
+    return "  ".join(padded).rstrip()
+
+
+def duration(seconds: float) -> str:
+    """`seconds` as people say it: 7 s, 2 min 5 s, 1 h 4 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def clock(at: str, day: bool = False) -> str:
+    """An event's time on the operator's own clock."""
+    return moment(at).astimezone().strftime("%Y-%m-%d %H:%M:%S" if day else "%H:%M:%S")
