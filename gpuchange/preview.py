@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from gpuchange.checks.snapshot import parse
 from gpuchange.phase import Irreversible, Phase
+from gpuchange.plan import Plan
 from gpuchange.providers.contract import HostView, Provider
 
 Reports = Mapping[str, Mapping[str, Any]]
@@ -76,78 +77,89 @@ class Preview:
         return any(host.problems for host in self.hosts)
 
 
-Row = tuple[Phase, Provider]
+@dataclass(frozen=True)
+class Row:
+    """A step of the table with its provider and the provider's parameters in the plan (JSON data)."""
+
+    phase: Phase
+    provider: Provider
+    params: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        return f"{self.phase.name}/{self.provider.name}"
+
+
+def rows(plan: Plan, phases: Sequence[Phase]) -> tuple[Row, ...]:
+    """Every step of `plan` in order; a phase that mirrors another (release) has its providers, reversed."""
+    found = []
+    for phase in phases:
+        chosen = plan.chosen(phase.do.phase)
+        found += [Row(phase, one.provider, one.params) for one in (reversed(chosen) if phase.reverse else chosen)]
+    return tuple(found)
 
 
 def build(
-    plan: Mapping[str, Any],
-    rows: Sequence[Row],
+    plan: Plan,
+    phases: Sequence[Phase],
     looks: Mapping[str, Reports],
     problems: Mapping[str, Sequence[str]],
-    at_once: int,
 ) -> Preview:
-    """`plan` is the plan as JSON data, `rows` its steps in order, `looks` and `problems` what the dry run saw."""
-    hosts = tuple(_host(plan, rows, host, looks.get(host, {}), problems.get(host, ())) for host in (looks | problems))
-    return Preview(str(plan.get("name", "")), hosts, at_once)
+    """`looks` has each host's report bodies, `problems` what stands in each host's way, as the dry run saw them."""
+    steps, data = rows(plan, phases), plan.data
+    hosts = tuple(_host(data, steps, host, looks.get(host, {}), problems.get(host, ())) for host in {**looks, **problems})
+    return Preview(plan.name, hosts, plan.rollout.slots(len(hosts)))
 
 
 def _host(
-    plan: Mapping[str, Any], rows: Sequence[Row], host: str, reports: Reports, problems: Sequence[str]
+    plan: Mapping[str, Any], steps: Sequence[Row], host: str, reports: Reports, problems: Sequence[str]
 ) -> HostPreview:
     as_wanted = _as_wanted(reports)
-    steps = tuple(_step(plan, row, host, reports) for row in rows)
     return HostPreview(
         host=host,
         versions=versions(plan, reports.get("record/host", {})),
-        steps=steps,
+        steps=tuple(_step(plan, row, host, reports) for row in steps),
         problems=tuple(problems),
         as_wanted=as_wanted,
-        downtime_s=0.0 if as_wanted else downtime(rows),
+        downtime_s=0.0 if as_wanted else downtime(steps),
     )
 
 
 def _as_wanted(reports: Reports) -> bool:
-    """Whether preflight found the host as the plan wants it: one says so and none denies it."""
+    """Whether preflight found the host as the plan wants it: one provider says so and none denies it."""
     said = [body["as_wanted"] for key, body in reports.items() if key.startswith("preflight/") and "as_wanted" in body]
-    return bool(said) and all(said)
+    return True in said and False not in said
 
 
 def _step(plan: Mapping[str, Any], row: Row, host: str, reports: Reports) -> StepPreview:
-    phase, provider = row
-    reversible = phase.undo.why if isinstance(phase.undo, Irreversible) else provider.reversible
-    body = reports.get(f"{phase.name}/{provider.name}")
-    lines = _lines(plan, provider, host, reports, body) if body is not None else ()
-    return StepPreview(phase.name, provider.name, lines, reversible, provider.estimate_s)
+    reversible = row.phase.undo.why if isinstance(row.phase.undo, Irreversible) else row.provider.reversible
+    body = reports.get(row.key)
+    lines = _lines(plan, row, host, reports, body) if body is not None else ()
+    return StepPreview(row.phase.name, row.provider.name, lines, reversible, row.provider.estimate_s)
 
 
 def _lines(
-    plan: Mapping[str, Any], provider: Provider, host: str, reports: Reports, body: Mapping[str, Any]
+    plan: Mapping[str, Any], row: Row, host: str, reports: Reports, body: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    view = HostView(host, plan, params_of(plan, provider), first=reports, last=reports, own=body)
+    view = HostView(host, plan, row.params, first=reports, last=reports, own=body)
     try:
-        return tuple(provider.preview(view, provider.report.model_validate(body)))
+        return tuple(row.provider.preview(view, row.provider.report.model_validate(body)))
     except ValidationError as error:
         return (f"its report cannot be read: {error.errors()[0]['msg']}",)
 
 
-def params_of(plan: Mapping[str, Any], provider: Provider) -> Mapping[str, Any]:
-    """The provider's parameters in the plan; empty if the plan leaves them to the defaults."""
-    part = plan.get(provider.phase)
-    for entry in part if isinstance(part, list | tuple) else (part,):
-        if isinstance(entry, Mapping) and isinstance(entry.get(provider.name), Mapping):
-            return entry[provider.name]  # type: ignore[no-any-return]
-    return {}
-
-
-def downtime(rows: Sequence[Row]) -> float:
-    """Estimated seconds out of service: every step from the one that takes the host out to the one that brings it back."""
+def downtime(steps: Sequence[Row]) -> float:
+    """Estimated seconds out of service: every step from the phase that takes out to the one that brings back."""
     total, out = 0.0, False
-    for phase, provider in rows:
-        out = out or phase.takes_out
-        total += provider.estimate_s if out else 0.0
-        if phase.brings_back:
-            out = False
+    for row in _until_back(steps):
+        out = out or row.phase.takes_out
+        total += row.provider.estimate_s if out else 0.0
     return total
+
+
+def _until_back(steps: Sequence[Row]) -> Sequence[Row]:
+    last = max((index for index, row in enumerate(steps) if row.phase.brings_back), default=len(steps) - 1)
+    return steps[: last + 1]
 
 
 def versions(plan: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[Version, ...]:
@@ -159,13 +171,8 @@ def versions(plan: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[Versio
 
 def wanted_versions(plan: Mapping[str, Any]) -> dict[str, str]:
     """component → version that the plan asks for."""
-    wanted: dict[str, str] = {}
-    part = plan.get("stack") or {}
-    for entry in part if isinstance(part, list | tuple) else (part,):
-        for params in (entry, *entry.values()):
-            if isinstance(params, Mapping):
-                wanted |= {name: str(params[name]) for name in COMPONENTS if isinstance(params.get(name), str)}
-    return wanted
+    stack = plan.get("stack") or {}
+    return {name: stack[name] for name in COMPONENTS if isinstance(stack.get(name), str)}
 
 
 def found_versions(body: Mapping[str, Any]) -> dict[str, str]:
@@ -179,6 +186,12 @@ def found_versions(body: Mapping[str, Any]) -> dict[str, str]:
         "cudnn": snap.cudnn.version or "",
         "container_toolkit": snap.container_toolkit or "",
     }
+
+
+def moves(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """What moved between two findings, in one line: "driver 550.54.14 → 570.86.10, cuda 12.4 → 12.8"."""
+    moved = [name for name in COMPONENTS if name in after and before.get(name) != after[name]]
+    return ", ".join(f"{name} {before.get(name) or 'absent'} → {after[name] or 'absent'}" for name in moved)
 
 
 def same_version(found: str, wanted: str) -> bool:

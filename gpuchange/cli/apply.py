@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from gpuchange.cli.settings import common, current
 
 if TYPE_CHECKING:
     from gpuchange.change import Connection
+    from gpuchange.looking import Looks
     from gpuchange.preview import Preview
 
 CHANGES_PRESENT = 2
@@ -26,7 +28,8 @@ PLAN = click.argument("plan_path", metavar="PLAN", type=click.Path(path_type=Pat
 @common
 def plan(plan_path: Path, detailed_exitcode: bool, **flags: Any) -> int:
     """Show per host what `apply` would do. Reads the real hosts, changes nothing."""
-    return dry_run(plan_path, connection(**flags), detailed_exitcode)
+    seen, code = looked(plan_path, connection(**flags))
+    return code or (CHANGES_PRESENT if detailed_exitcode and seen.to_change else 0)
 
 
 @click.command()
@@ -37,10 +40,8 @@ def plan(plan_path: Path, detailed_exitcode: bool, **flags: Any) -> int:
 def apply(plan_path: Path, dry_run: bool, **flags: Any) -> int:
     """Carry PLAN out host by host: preview, question, then live progress."""
     reach = connection(**flags)
-    if dry_run:
-        return globals()["dry_run"](plan_path, reach, False)  # type: ignore[no-any-return]
-    seen, code = look(plan_path, reach, f"gpuchange apply {plan_path}")
-    if code:
+    seen, code = looked(plan_path, reach)
+    if code or dry_run:
         return code
     if not seen.to_change:
         words.warn("every host is as the plan wants it: nothing to do")
@@ -49,3 +50,54 @@ def apply(plan_path: Path, dry_run: bool, **flags: Any) -> int:
 
     running.confirm(f"change {len(seen.to_change)} host(s)?")
     return running.run(change.create(current().root, plan_path, reach), reach)
+
+
+@click.command()
+@PLAN
+@ansible_flags
+@common
+def verify(plan_path: Path, **flags: Any) -> int:
+    """Compare the hosts with PLAN, as preflight finds them; change nothing. Exit 1 where they differ."""
+    seen, code = looked(plan_path, connection(**flags))
+    different = [host.host for host in seen.hosts if not host.as_wanted]
+    if different and not code:
+        words.warn(f"not as the plan wants: {words.clean(', '.join(different))}")
+    return code or (1 if different else 0)
+
+
+def looked(plan_path: Path, reach: Connection) -> tuple[Preview, int]:
+    """Looks at the hosts, prints the preview and returns it with the exit code of looking (0 = nothing in the way)."""
+    from gpuchange import plan, preview
+    from gpuchange.phases import PHASES
+
+    wanted = plan.load(plan_path)
+    if not current().json:
+        words.warn("looking at the hosts; nothing is changed")
+    looks = _dry_run(plan_path, reach)
+    seen = preview.build(wanted, PHASES, looks.hosts, looks.problems)
+    if current().json:
+        live.emit_version()
+        live.emit(render.preview_json(seen))
+    else:
+        words.say(render.preview_text(seen, _next(seen, plan_path)))
+    return seen, looks.code
+
+
+def _next(seen: Preview, plan_path: Path) -> str:
+    if seen.problems:
+        return f"mend what is marked with !, then: gpuchange plan {plan_path}"
+    return f"gpuchange apply {plan_path}" if seen.to_change else "nothing"
+
+
+def _dry_run(plan_path: Path, reach: Connection) -> Looks:
+    """Preflight and every probe, in a change that lives in a temporary directory."""
+    from gpuchange import change
+    from gpuchange.engine import Engine
+    from gpuchange.looking import look
+
+    with tempfile.TemporaryDirectory(prefix="gpuchange-look-") as scratch:
+        engine = Engine(change.create(Path(scratch), plan_path, reach), reach)
+        try:
+            return look(engine)
+        finally:
+            engine.close()

@@ -83,7 +83,7 @@ def find(root: Path, name: str | None) -> Path:
 
 def read(directory: Path) -> Change:
     """Folds the journal in `directory`. Raises JournalError if it contradicts itself."""
-    with Journal.open(directory, readonly=True) as journal:
+    with Journal.open(directory / JOURNAL, readonly=True) as journal:
         meta, events = dict(journal.meta), tuple(journal.events())
     state, history = State(table(meta), tuple(meta["hosts"])), History()
     for event in events:
@@ -105,14 +105,15 @@ def bodies(found: Change, host: str, step: str) -> tuple[dict[str, Any], ...]:
         for e in found.events
         if e.host == host and e.body and e.kind is Kind.ACCEPTED and f"{e.phase}/{e.provider}" == step
     ]
-    with Journal.open(found.directory, readonly=True) as journal:
+    with Journal.open(found.directory / JOURNAL, readonly=True) as journal:
         return tuple(dict(journal.body(digest)) for digest in digests)
 
 
 def verify(directory: Path) -> tuple[int, str]:
     """Recomputes the hash chain: (number of events, head digest). Raises JournalError where it breaks."""
-    with Journal.open(directory, readonly=True) as journal:
-        return journal.verify()
+    with Journal.open(directory / JOURNAL, readonly=True) as journal:
+        journal.verify()
+        return journal.head()
 
 
 def headline(found: Change) -> str:

@@ -78,5 +78,22 @@ def pause(change: str | None) -> None:
     words.say(f"{directory.name}: starts nothing more\nnext: gpuchange status {directory.name}; then gpuchange resume")
 
 
-def directory_of(change: str | None) -> Path:
-    return changes.find(current().root, change)
+
+
+@click.command()
+@click.argument("change", required=False)
+@common
+def abort(change: str | None) -> None:
+    """End CHANGE: hosts not yet begun are left as they are. Hosts in work stay in work: resume or roll them back."""
+    from gpuchange import engine
+    from gpuchange.states import Event, Kind
+
+    directory = changes.find(current().root, change)
+    found = changes.read(directory)
+    idle = [h for h in found.hosts if not found.state.hosts[h].touched and not found.state.hosts[h].finished]
+    running.confirm(f"leave {len(idle)} host(s) of {directory.name} as they are, for good?")
+    engine.order(directory, [Event(Kind.LEFT, host=host, data={"why": "aborted by the operator"}) for host in idle])
+    words.say(f"left as they are: {', '.join(idle) or 'none'}")
+    busy = [host for host in found.hosts if host not in idle and not found.state.hosts[host].finished]
+    if busy:
+        words.say(f"still in work: {', '.join(busy)}\nnext: gpuchange resume or rollback {directory.name}")
