@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from gpuchange.planner import State
 from gpuchange.states import Event, Kind
+
+if TYPE_CHECKING:
+    from gpuchange.planner import State
 
 StepRun = tuple[str, str, str, str]
 """(host, phase, provider, direction)"""

@@ -107,7 +107,9 @@ def build(
 ) -> Preview:
     """`looks` has each host's report bodies, `problems` what stands in each host's way, as the dry run saw them."""
     steps, data = rows(plan, phases), plan.data
-    hosts = tuple(_host(data, steps, host, looks.get(host, {}), problems.get(host, ())) for host in {**looks, **problems})
+    hosts = tuple(
+        _host(data, steps, host, looks.get(host, {}), problems.get(host, ())) for host in {**looks, **problems}
+    )
     return Preview(plan.name, hosts, plan.rollout.slots(len(hosts)))
 
 
@@ -138,9 +140,7 @@ def _step(plan: Mapping[str, Any], row: Row, host: str, reports: Reports) -> Ste
     return StepPreview(row.phase.name, row.provider.name, lines, reversible, row.provider.estimate_s)
 
 
-def _lines(
-    plan: Mapping[str, Any], row: Row, host: str, reports: Reports, body: Mapping[str, Any]
-) -> tuple[str, ...]:
+def _lines(plan: Mapping[str, Any], row: Row, host: str, reports: Reports, body: Mapping[str, Any]) -> tuple[str, ...]:
     view = HostView(host, plan, row.params, first=reports, last=reports, own=body)
     try:
         return tuple(row.provider.preview(view, row.provider.report.model_validate(body)))

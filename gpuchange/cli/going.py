@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -76,8 +75,6 @@ def pause(change: str | None) -> None:
     directory = changes.find(current().root, change)
     engine.pause(directory)
     words.say(f"{directory.name}: starts nothing more\nnext: gpuchange status {directory.name}; then gpuchange resume")
-
-
 
 
 @click.command()

@@ -85,7 +85,14 @@ def _ended(found: changes.Change, code: int) -> int:
     return code
 
 
+SUMMARY_HEAD = ("HOST", "BEFORE → AFTER", "RESULT", "OUT OF SERVICE")
+
+
 def summary_table(found: changes.Change) -> str:
+    return words.table(SUMMARY_HEAD, summary_rows(found))
+
+
+def summary_rows(found: changes.Change) -> list[tuple[str, str, str, str]]:
     """Per host: versions before → after, where it stands, how long it was out of service."""
     from gpuchange import preview
 
@@ -93,6 +100,8 @@ def summary_table(found: changes.Change) -> str:
     for host in found.hosts:
         first = [preview.found_versions(body) for body in changes.bodies(found, host, "record/host")[:1]]
         last = [preview.found_versions(body) for body in changes.bodies(found, host, "verify/host")[-1:]]
-        moved = preview.moves(first[0] if first else {}, last[0] if last else {})
-        rows.append((host, moved or "-", story.standing(found.state.hosts[host])[0], changes.out_of_service(found, host)))
-    return words.table(("HOST", "BEFORE → AFTER", "RESULT", "OUT OF SERVICE"), rows)
+        moved = preview.moves(first[0], last[0]) if first and last else ""
+        stands, at = story.standing(found.state.hosts[host])
+        result = f"{stands} ({at})" if at else stands
+        rows.append((host, moved or "unchanged", result, changes.out_of_service(found, host)))
+    return rows

@@ -102,7 +102,7 @@ def standing(host: HostState) -> tuple[str, str]:
         return "left as it stands", at
     if host.as_wanted:
         return "as wanted", ""
-    if key is None or host.finished and not (host.held or host.failed):
+    if key is None or (host.finished and not (host.held or host.failed)):
         return ("rolled back" if host.turned else "done"), ""
     word = _WORKING.get(host.steps[key].status)
     if word and word != "waiting":

@@ -21,7 +21,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "resolve": ("gpuchange.cli.going:resolve", "Answer for a host that waits for a human."),
     "pause": ("gpuchange.cli.going:pause", "Let what runs finish, start nothing more."),
     "abort": ("gpuchange.cli.going:abort", "End a change: hosts not yet begun are left as they are."),
-    "unlock": ("gpuchange.cli.going:unlock", "Take over a host that another controller owns."),
     "status": ("gpuchange.cli.seeing:status", "Where each host of a change stands."),
     "list": ("gpuchange.cli.seeing:list_changes", "The changes kept here, newest first."),
     "show": ("gpuchange.cli.seeing:show", "A change's events, one line each."),
@@ -64,7 +63,9 @@ class Verbs(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS:
             ctx.fail(f"no such verb: {args[0]}{_nearest(args[0])}")
         return super().resolve_command(ctx, args)

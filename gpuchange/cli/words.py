@@ -7,12 +7,15 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 
 import click
 
+from gpuchange.history import moment
+
 _PLAIN = {"→": "->", "—": "-", "–": "-", "…": "...", "·": "*", "✓": "ok", "✗": "x", "│": "|", "─": "-"}
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(
+    r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]"
+)
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:
