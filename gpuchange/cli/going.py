@@ -36,9 +36,8 @@ def rollback(change: str | None, hosts: tuple[str, ...], **flags: Any) -> int:
     if unknown:
         raise UsageError(f"not in this change: {', '.join(unknown)}", remedy=f"gpuchange status {directory.name}")
     running.confirm(f"take {directory.name} back on {', '.join(hosts) or 'every host it has touched'}?")
-    reach = connection(**flags)
-    engine.rollback(directory, list(hosts) or None, reach)
-    return running.run(directory, reach)
+    engine.rollback(directory, list(hosts) or None)
+    return running.run(directory, connection(**flags))
 
 
 ANSWERS = ("retry", "done", "undo", "leave")

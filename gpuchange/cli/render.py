@@ -56,7 +56,8 @@ def _footer(preview: Preview, next_command: str) -> Iterator[str]:
     steps = dict.fromkeys(f"{step.phase}/{step.provider}" for host in preview.hosts for step in host.steps)
     count, total = len(preview.to_change), len(preview.hosts)
     yield f"steps:     {', '.join(steps)}"
-    yield f"capacity:  at most {preview.at_once} out at once: {max(0, total - preview.at_once)} of {total} stay in service"
+    staying = max(0, total - preview.at_once)
+    yield f"capacity:  at most {preview.at_once} out at once: {staying} of {total} stay in service"
     if preview.problems:
         yield words.heading("not ready: ") + f"{sum(bool(h.problems) for h in preview.hosts)} host(s) with problems"
     else:
