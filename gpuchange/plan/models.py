@@ -93,7 +93,7 @@ class Rollout(Strict):
         default=600, description="How long to wait for a host that cannot be reached before it is held."
     )
 
-    def slots(self, hosts: int) -> int:
+    def max_unavailable_of(self, hosts: int) -> int:
         """How many of `hosts` may be out at once."""
         limit = self.max_unavailable
         return limit if isinstance(limit, int) else max(1, hosts * int(limit[:-1]) // 100)
