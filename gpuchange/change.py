@@ -100,7 +100,7 @@ def create(root: Path, plan_path: Path, connection: Connection) -> Path:
 
 def _plan_inventory(plan: Plan, plan_path: Path) -> tuple[str, ...]:
     if plan.inventory:
-        return (str((plan_path.parent / plan.inventory).resolve()),)
+        return tuple(plan.inventory_sources())
     raise GpuchangeError(
         "no inventory is named",
         where=str(plan_path),
