@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from gpuchange.providers.contract import Provider
+from gpuchange.providers.preflight.host import PROVIDER as PREFLIGHT_HOST
+from gpuchange.providers.record.host import PROVIDER as RECORD_HOST
 
-PROVIDERS: tuple[Provider, ...] = ()
+PROVIDERS: tuple[Provider, ...] = (
+    PREFLIGHT_HOST,
+    RECORD_HOST,
+)
 
 
 def find(phase: str, name: str) -> Provider | None:

@@ -1,0 +1,78 @@
+"""What the looking providers share: the report of gpuchange_facts, its arguments, what the plan says about a host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from gpuchange.checks.snapshot import Snapshot, mapping, parse
+from gpuchange.providers.contract import HostView
+from gpuchange.reports import Report
+
+SEAL, RECORD = "seal/host", "record/host"
+
+
+class FactsReport(Report):
+    """`facts` and `errors` by collector, the `manifest` summary, the result of the GPU `function` test."""
+
+    facts: dict[str, Any] = Field(default_factory=dict)
+    errors: dict[str, str] = Field(default_factory=dict)
+    manifest: dict[str, Any] | None = None
+    function: dict[str, Any] | None = None
+    progress: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def picture(self) -> Snapshot:
+        return parse(self.facts)
+
+
+def section(view: HostView, key: str) -> dict[str, Any]:
+    """A part of the plan as a mapping; empty when the plan does not have it."""
+    return mapping(view.plan.get(key))
+
+
+def base_args(view: HostView) -> dict[str, Any]:
+    """Arguments of the facts themselves: the paths and services that the plan names."""
+    record = section(view, "record")
+    return {"paths": list(record.get("paths") or ()), "services": list(record.get("services") or ())}
+
+
+def manifest_args(view: HostView, name: str, compare: str = "", digest: str = "") -> dict[str, Any] | None:
+    """Arguments of the hash manifest `name`; None when the plan names no path.
+
+    Earlier manifests of this change spare reading files that have not moved, unless the plan asks for `rehash: all`.
+    """
+    record = section(view, "record")
+    if not record.get("paths"):
+        return None
+    earlier = ["seal", "record"] if record.get("rehash", "moved") == "moved" else []
+    return {
+        "name": name,
+        "paths": list(record["paths"]),
+        "exclude": list(record.get("exclude") or ()),
+        "previous": earlier,
+        "compare": compare,
+        "compare_sha256": digest,
+        "threads": record.get("threads") or 0,
+    }
+
+
+def evidence(view: HostView, key: str) -> Mapping[str, Any]:
+    """The latest accepted report body of another step, or {}."""
+    return view.last.get(key) or {}
+
+
+def sealed(view: HostView) -> Mapping[str, Any]:
+    """What the host must equal or is compared with: the seal, or the record of a change that has not sealed."""
+    return evidence(view, SEAL) or evidence(view, RECORD)
+
+
+def wanted(view: HostView) -> dict[str, str]:
+    """The versions that the plan asks for: driver, cuda, cudnn, container_toolkit, ... as far as it names them."""
+    stack = section(view, "stack")
+    return {key: str(value) for key, value in stack.items() if key in COMPONENTS and value}
+
+
+COMPONENTS = ("driver", "cuda", "cudnn", "nccl", "fabric_manager", "container_toolkit")

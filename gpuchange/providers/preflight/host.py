@@ -1,0 +1,77 @@
+"""preflight/host: look at the host and say what stands against changing it. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gpuchange.checks.readiness import NOTES, Wish, objections
+from gpuchange.checks.snapshot import summary
+from gpuchange.providers.contract import HostView, Mode, Params, Provider
+from gpuchange.providers.facts import FactsReport, base_args, section, wanted
+from gpuchange.providers.types import AbsPath, Size
+from gpuchange.reports import Verdict, by_state
+
+Accepted = Literal[
+    "low_space", "path", "mount", "no_gpu", "gpu_not_answering", "inconsistent_baseline", "broken_packages",
+    "broken_dkms", "incompatible", "fabric_manager", "clock",
+]  # fmt: skip
+
+
+class PreflightParams(Params):
+    """Checks before anything is changed."""
+
+    min_free: Size = Field(2 * 1024**3, description="Free space that must be left on the filesystems concerned.")
+    mounts: tuple[AbsPath, ...] = Field((), description="Directories that must be mount points.")
+    accept: tuple[Accepted, ...] = Field((), description="Kinds of objection that do not stop the change.")
+
+
+def args(view: HostView, _mode: Mode) -> dict[str, Any]:
+    base = base_args(view)
+    mounts = list(view.params.get("mounts") or ())
+    return {**base, "paths": list(dict.fromkeys(base["paths"] + mounts)), "guard": True}
+
+
+def wish(view: HostView) -> Wish:
+    record, versions = section(view, "record"), wanted(view)
+    return Wish(
+        paths=tuple(record.get("paths") or ()),
+        mounts=tuple(view.params.get("mounts") or ()),
+        min_free=int(view.params.get("min_free") or 0),
+        services=tuple(record.get("services") or ()),
+        driver=versions.get("driver"),
+        cuda=versions.get("cuda"),
+    )
+
+
+def judge(view: HostView, report: FactsReport) -> Verdict:
+    if report.state not in ("done", "not_done"):  # a probe looks as well as the play itself
+        return by_state(report)
+    found = objections(report.facts, report.errors, report.picture, wish(view))
+    accepted = NOTES | set(view.params.get("accept") or ())
+    against = [row for row in found if row.kind not in accepted]
+    lines = tuple(row.says for row in found)
+    if not against:
+        return Verdict.accept(findings=lines)
+    kinds = sorted({row.kind for row in against} - {"facts_missing", "not_root"})
+    hint = f" (to go on regardless: preflight: {{accept: [{', '.join(kinds)}]}})" if kinds else ""
+    return Verdict.reject("; ".join(row.says for row in against) + hint, lines)
+
+
+def preview(view: HostView, report: FactsReport) -> tuple[str, ...]:
+    """Cards and versions as found: `driver: 550.54.15`."""
+    return tuple(f"{name.replace('_', ' ')}: {text}" for name, text in summary(report.picture).items())
+
+
+PROVIDER = Provider(
+    phase="preflight",
+    name="host",
+    does="Check identity, rights, space, paths, baseline, compatibility and GPU users of the host.",
+    params=PreflightParams,
+    report=FactsReport,
+    args=args,
+    judge=judge,
+    preview=preview,
+    estimate_s=4.0,
+)

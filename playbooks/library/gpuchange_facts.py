@@ -1,0 +1,128 @@
+#!/usr/bin/python3
+"""All that gpuchange needs to know of a GPU host, in one call: facts, hash manifest, GPU function. Changes nothing."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpuchange_facts
+short_description: Look at a GPU host
+description:
+  - Collects identity, space, packages, driver, cards, CUDA, cuDNN, units and GPU users within seconds. No command is
+    waited for beyond its deadline; one that hangs is reported as hung.
+  - With args.manifest it makes (or attaches to) the hash manifest as a host unit, and reports running until it ended.
+  - With args.function it tests the cards through the CUDA driver API.
+  - mode probe collects the facts only and leaves no trace on the host.
+options:
+  mode: {type: str, choices: [probe, apply, undo], required: true, description: What to do.}
+  owner: {type: dict, required: true, description: "change, controller, fence, reason, ticket"}
+  args: {type: dict, default: {}, description: "paths, services, space, smi_deadline_s, guard, manifest, function"}
+  step: {type: dict, default: {}, description: "phase, provider, direction"}
+author: gpuchange
+"""
+EXAMPLES = "- gpuchange_facts: {mode: apply, owner: '{{ gpuchange_owner }}', args: {paths: [/srv/models]}}"
+RETURN = "report: {type: dict, returned: always, description: 'state, facts, errors, manifest, function'}"
+
+import time  # noqa: E402
+from concurrent.futures import ThreadPoolExecutor  # noqa: E402
+from typing import Any, Callable  # noqa: E402
+
+from ansible.module_utils import gpuchange_facts_gpu as gpu  # noqa: E402
+from ansible.module_utils import gpuchange_facts_host as host  # noqa: E402
+from ansible.module_utils import gpuchange_gpu_users  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.gpuchange_host import (  # noqa: E402
+    args_of,
+    finish,
+    mode_of,
+    open_module,
+    owned,
+    read_owner,
+    refusal,
+    refuse,
+)
+from ansible.module_utils.gpuchange_manifest import manifest_unit  # noqa: E402
+from ansible.module_utils.gpuchange_packages import packages_snapshot  # noqa: E402
+
+SPACE = ["/", "/boot", "/var/lib/gpuchange", "/var/cache/apt", "/usr/local", "/lib/modules"]
+
+
+def collectors(args: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """Every fact by its name in the report."""
+    paths = list(args.get("paths", []))
+    return {
+        "identity": host.identity,
+        "system": host.system,
+        "clock": host.clock,
+        "space": lambda: host.space(SPACE + paths + list(args.get("space", []))),
+        "paths": lambda: host.paths(paths),
+        "services": lambda: host.units(args.get("services", [])),
+        "smi": lambda: gpu.smi(float(args.get("smi_deadline_s", 20))),
+        "pci": gpu.pci,
+        "loaded": gpu.loaded,
+        "on_disk": gpu.on_disk,
+        "packages": packages_snapshot,
+        "cuda": gpu.cuda,
+        "cudnn": gpu.cudnn,
+        "nccl": gpu.nccl,
+        "fabric_manager": gpu.fabric_manager,
+        "container_toolkit": gpu.container_toolkit,
+        "gpu_users": gpuchange_gpu_users.scan,
+        "dkms": gpu.dkms,
+        "apt_history": gpu.apt_history,
+    }
+
+
+def collect(args: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(facts, errors): a collector that fails costs its own fact only, and says so."""
+    facts: dict[str, Any] = {}
+    errors: dict[str, str] = {}
+    began = time.monotonic()
+    with ThreadPoolExecutor(max_workers=6) as pool:
+        futures = {name: pool.submit(look) for name, look in collectors(args).items()}
+        for name, future in futures.items():
+            try:
+                facts[name] = future.result()
+            except Exception as error:  # whatever a strange host does to one collector, the others still count
+                errors[name] = "%s: %s" % (type(error).__name__, error)
+    facts.update(facts.pop("identity", {}))
+    facts.update(facts.pop("system", {}))
+    facts["collected_s"] = round(time.monotonic() - began, 3)
+    return facts, errors
+
+
+def function_test(wanted: bool) -> dict[str, Any] | None:
+    """The cards' test through the driver API, in a child process: a broken driver may kill it, not us."""
+    if not wanted:
+        return None
+    from ansible.module_utils.gpuchange_cuda import function_test as test
+
+    return dict(test())
+
+
+def guard(module: AnsibleModule) -> None:
+    """Refuse a host that belongs to another change, without touching its marker."""
+    kind = refusal(read_owner(), module.params["owner"])
+    if kind:
+        refuse(module, kind, read_owner() or {})
+
+
+def main() -> None:
+    module = open_module()
+    args = args_of(module)
+    if args.get("guard"):
+        guard(module)
+    manifest = None
+    if args.get("manifest") and mode_of(module) != "probe":
+        with owned(module):
+            manifest = manifest_unit(module, args["manifest"], wait_s=float(args.get("wait_s", 20)))
+        if manifest["state"] != "done":
+            finish(module, manifest["state"], why=manifest["why"], progress=manifest.get("progress", {}))
+    facts, errors = collect(args)
+    # Facts alone are not the step: a probe answers "do it again", which costs little and repeats nothing.
+    state = "not_done" if mode_of(module) == "probe" else "done"
+    function = function_test(bool(args.get("function")) and mode_of(module) != "probe")
+    finish(module, state, facts=facts, errors=errors, manifest=(manifest or {}).get("summary"), function=function)
+
+
+if __name__ == "__main__":
+    main()
