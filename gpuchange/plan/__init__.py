@@ -13,9 +13,11 @@ from gpuchange.errors import PlanError
 from gpuchange.plan import faults, rules
 from gpuchange.plan.models import Chosen, Plan, Rollback, Rollout, document
 from gpuchange.plan.problems import Mark, Problem, ProblemsFound, plan_error
+from gpuchange.plan.schema import json_schema
+from gpuchange.plan.template import template
 from gpuchange.plan.yamlpos import MAX_BYTES, Document, dotted, parse
 
-__all__ = ["Chosen", "Plan", "Rollback", "Rollout", "from_data", "load", "loads"]
+__all__ = ["Chosen", "Plan", "Rollback", "Rollout", "from_data", "json_schema", "load", "loads", "template"]
 
 
 def load(path: str | Path) -> Plan:

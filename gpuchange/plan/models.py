@@ -18,6 +18,7 @@ from pydantic import (
     Field,
     PrivateAttr,
     ValidationError,
+    WithJsonSchema,
     create_model,
 )
 
@@ -72,7 +73,8 @@ def _slots(value: Any) -> Any:
     return str(value) if match[2] else int(match[1])
 
 
-Slots = Annotated[int | str, BeforeValidator(_slots)]
+_SLOTS_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^([1-9][0-9]?|100)%$"}]}
+Slots = Annotated[int | str, BeforeValidator(_slots), WithJsonSchema(_SLOTS_SCHEMA)]
 Positive = Annotated[Count, Field(ge=1)]
 
 
@@ -143,7 +145,7 @@ class Plan(Strict):
     inventory: Annotated[tuple[Source, ...], BeforeValidator(_listed)] = Field(
         default=(), description="Ansible inventory, relative to the plan; -i on the command line wins."
     )
-    hosts: Annotated[tuple[HostPattern, ...], BeforeValidator(_listed), Field(min_length=1)] = Field(
+    hosts: Annotated[tuple[HostPattern, ...], Field(min_length=1), BeforeValidator(_listed)] = Field(
         description="Ansible host patterns: which hosts are changed."
     )
     rollout: Rollout = Field(default=Rollout(), description="How many hosts at once, and when to stop.")

@@ -20,6 +20,9 @@ from typing import Annotated, Any, NoReturn
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+UNIT = "x-unit"
+"""Key of a JSON schema that says which of the types above it describes; the plan's schema uses it and drops it."""
+
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _BYTES = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4} | {
     "Ki": 1024,
@@ -43,6 +46,21 @@ class Plain(str):
 def refuse(what: str, remedy: str = "") -> NoReturn:
     """Refuse a value in an operator's words: what is wrong with it, and what to write instead."""
     raise PydanticCustomError("refused", "{what}", {"what": what, "remedy": remedy})
+
+
+def written(value: float, unit: str) -> str:
+    """A converted value as a plan writes it: (300, "duration") is 5m, (2**31, "size") is 2GiB, (5.0, "percent") 5%."""
+    if unit == "percent":
+        return f"{value:g}%"
+    if unit == "duration":
+        return _largest(int(value), _SECONDS, "s")
+    return _largest(int(value), {f"{name}B": size for name, size in _BYTES.items()}, "B")
+
+
+def _largest(value: int, units: dict[str, int], smallest: str) -> str:
+    fitting = [(size, name) for name, size in units.items() if value and value % size == 0]
+    size, name = max(fitting, default=(1, smallest))
+    return f"{value // size}{name}"
 
 
 def looks_like_number(text: str) -> bool:
@@ -199,20 +217,24 @@ def _word(value: str) -> str:
     return str(value)
 
 
-def _schema(pattern: str, says: str, example: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "pattern": pattern, "description": says, "examples": [example]})
+def _schema(pattern: str, says: str, example: str, **more: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": pattern, "description": says, "examples": [example], **more})
 
 
 Count = Annotated[int, BeforeValidator(_count), WithJsonSchema({"type": "integer", "minimum": 0})]
 Duration = Annotated[
-    int, BeforeValidator(_duration), _schema(r"^(?=.)(\d+d)?(\d+h)?(\d+m)?(\d+s)?$", "Time with a unit.", "5m")
+    int,
+    BeforeValidator(_duration),
+    _schema(r"^(?=.)(\d+d)?(\d+h)?(\d+m)?(\d+s)?$", "Time with a unit.", "5m", **{UNIT: "duration"}),
 ]
-Size = Annotated[int, BeforeValidator(_size), _schema(r"^\d+(Ki|Mi|Gi|Ti|k|M|G|T)?B$", "Size with a unit.", "2GiB")]
+Size = Annotated[
+    int, BeforeValidator(_size), _schema(r"^\d+(Ki|Mi|Gi|Ti|k|M|G|T)?B$", "Size with a unit.", "2GiB", **{UNIT: "size"})
+]
 Percent = Annotated[
     float,
     BeforeValidator(_percent),
     AfterValidator(_percent_range),
-    _schema(r"^\d{1,3}(\.\d+)?%$", "Percentage with its sign.", "5%"),
+    _schema(r"^\d{1,3}(\.\d+)?%$", "Percentage with its sign.", "5%", **{UNIT: "percent"}),
 ]
 Version = Annotated[
     str, BeforeValidator(_version), _schema(r"^[0-9][A-Za-z0-9.+~:_-]*$", "Version, in quotes.", "12.8.1")
@@ -229,9 +251,7 @@ HostPattern = Annotated[
 Name = Annotated[
     str, AfterValidator(_name), _schema(r"^[A-Za-z0-9_][A-Za-z0-9_.:@+-]*$", "Name without blanks.", "gpu")
 ]
-Text = Annotated[
-    str, AfterValidator(_text), _schema(r"\S", "Free text, never templated.", "CUDA 12.8 for the new models")
-]
+Text = Annotated[str, AfterValidator(_text), _schema(r"\S", "Free text, never templated.", "CUDA 12.8")]
 Word = Annotated[str, AfterValidator(_word), WithJsonSchema({"type": "string"})]
 
 

@@ -1,0 +1,55 @@
+"""The plan that `gpuchange init` writes: complete, commented, valid as it is."""
+
+from __future__ import annotations
+
+TEMPLATE = """\
+# yaml-language-server: $schema=./gpuchange.schema.json
+# Check it with `gpuchange validate`, see what it would do with `gpuchange plan`, do it with `gpuchange apply`.
+# Nothing in a plan is templated or run. Times carry a unit (90s, 5m, 2h, 1d); versions stand in quotes.
+version: 1
+name: cuda-12.8
+reason: "CUDA 12.8 for the new models"     # shown wherever a host is taken out of service
+# ticket: OPS-1234
+
+# inventory: inventory.yaml                # Ansible's own; relative to this file; -i wins
+hosts: [gpu_hosts]                         # Ansible host patterns
+
+rollout:
+  max_unavailable: 1                       # hosts out of service at once: a number, or 25% (rounded down, at least 1)
+  canary: 1                                # goes first, alone, until its watch is over; 0: none
+  stop_after_failures: 1                   # start no further host after so many failed or held ones
+  unreachable_timeout: 10m                 # then the host is held: it is never undone blindly
+rollback:
+  on_failure: host                         # host | change (all hosts) | hold (a human decides)
+
+# What to do with processes that still use a GPU once the host is drained: wait | refuse | stop.
+gpu_users: {policy: wait, timeout: 5m}
+# gpu_users: {policy: stop, timeout: 5m, services: [modelserver.service]}
+
+# Commands around the outage. Idempotent, please: they may run again after a crash.
+# hooks:
+#   before_drain: [{command: [/usr/local/bin/silence, "on"], on: controller}]    # on: controller | host
+#   after_release: [{command: [/usr/local/bin/silence, "off"], on: controller}]
+
+preflight: {min_free: 2GiB}
+# record: {paths: [/srv/models], services: [modelserver.service]}    # must be equal afterwards
+
+# Copies made while the host serves. The old packages are kept without asking.
+# backup:
+#   - {provider: rsync, paths: [/srv/models], to: /var/backups/gpuchange}
+
+# How a host leaves service and comes back; none: nothing balances load over these hosts.
+# drain:
+#   - {provider: haproxy, balancers: [loadbalancers], backend: gpu, socket: /run/haproxy/admin.sock, timeout: 5m}
+
+baseline: {mode: best_effort}              # required | best_effort | skip
+change: []                                 # nothing but the stack
+stack: {provider: apt, driver: "570.172.08", cuda: "12.8.1", cudnn: "9.8.0", container_toolkit: "1.17.8"}
+verify: {tolerance: 5%}
+watch: {for: 30s}
+"""
+
+
+def template() -> str:
+    """A commented plan with the editor modeline; it is a valid plan."""
+    return TEMPLATE
