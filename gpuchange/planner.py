@@ -1,1 +1,245 @@
-"""Which plays may start now: a pure function of what the journal says. (signatures; the body is being written)"""
+"""Which plays may start now, or why none: a pure function of the folded journal, the limits and the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Literal
+
+from gpuchange.fleet import State
+from gpuchange.fold import Ask, HostState, StepState
+from gpuchange.states import Status
+from gpuchange.table import Direction, Group, Step, StepKey, Table, Tasks
+
+__all__ = [
+    "Decision",
+    "HostState",
+    "Limits",
+    "Start",
+    "State",
+    "Step",
+    "StepKey",
+    "StepState",
+    "Table",
+    "decide",
+    "exit_code",
+    "summary",
+]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How carefully. `max_unavailable`: hosts out at once; `canary`: first hosts of the inventory that must be done
+    before any other is taken out; `stop_after_failures`: so many failed hosts close the gate for new ones.
+    """
+
+    max_unavailable: int = 1
+    canary: int = 0
+    stop_after_failures: int = 1
+    on_failure: Literal["host", "change", "hold"] = "host"
+
+
+@dataclass(frozen=True)
+class Start:
+    """One play: these hosts take this step in this direction. `role`, `aim`: see Group."""
+
+    hosts: tuple[str, ...]
+    phase: str
+    provider: str
+    direction: Direction
+    tasks: Tasks
+    role: str = ""
+    aim: Literal["apply", "undo"] = "apply"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do now. `turns`: (host, why) to be written as TURNED; then decide again.
+
+    `wake_at`: when to decide again if nothing happens before; `finished`: nothing is in flight and nothing will come;
+    `blocked`: who or what does not go on, and why, for people.
+    """
+
+    starts: tuple[Start, ...] = ()
+    turns: tuple[tuple[str, str], ...] = ()
+    wake_at: float | None = None
+    finished: bool = False
+    blocked: dict[str, str] = field(default_factory=dict)
+
+
+def decide(state: State, limits: Limits, now: float, *, stopping: bool = False) -> Decision:
+    """What may start at `now` (same clock as State.apply's). Costs O(plays that start), not O(hosts)."""
+    in_flight = state.size(Ask.NOTHING) > 0
+    stuck = {host.name: host.stance.why for ask in (Ask.OPERATOR, Ask.TURN) for host in state.those(ask)}
+    if stopping:
+        return Decision(finished=not in_flight, blocked=stuck | {"change": "stopping: nothing new is started"})
+    turns = _turns(state, limits)
+    turning = {host for host, _ in turns}
+    shut = _refused_at_barrier(state)
+    fresh = "" if not _network_suspect(state) else "many hosts stopped answering at once: is it our own network?"
+    ready = chain(_due(state, now, shut), () if fresh else _fresh(state, shut), _outward(state, limits, fresh))
+    starts = _starts(state, ready, turning)
+    wake_at = now if turns else _wake_at(state, now, shut)
+    finished = not (starts or turns or in_flight or wake_at is not None)
+    return Decision(starts, turns, wake_at, finished, stuck | _gates(state, limits, fresh))
+
+
+Ready = tuple[Group, Sequence[int]]
+
+
+def _turns(state: State, limits: Limits) -> tuple[tuple[str, str], ...]:
+    """A host that failed before it was touched has nothing to take back: it is not turned, so it can be retried."""
+    failed = state.those(Ask.TURN)
+    if limits.on_failure == "host":
+        return tuple((host.name, host.stance.why or "a step failed") for host in failed if host.touched)
+    if limits.on_failure == "change" and (failed or state.counts.turned):
+        why = "another host failed and the plan says: roll back the whole change"
+        reasons = {host.name: host.stance.why or "a step failed" for host in failed}
+        order = sorted(state.to_turn, key=lambda name: state.hosts[name].order)
+        return tuple((name, reasons.get(name, why)) for name in order)
+    return ()
+
+
+def _refused_at_barrier(state: State) -> bool:
+    return state.counts.refused > 0 and state.counts.touched == 0
+
+
+def _network_suspect(state: State) -> bool:
+    """At least three hosts, and more than half of those that we deal with now, have stopped answering."""
+    silent = state.counts.silent
+    return silent >= 3 and 2 * silent > state.size(Ask.NOTHING, Ask.GO_ON, Ask.START)
+
+
+def _open(state: State, group: Group, shut: bool) -> bool:
+    """When the barrier refused somebody, the others' barrier steps still end: all that is wrong shows at once."""
+    return not shut or group.phase == state.table.steps[0].phase.name
+
+
+def _due(state: State, now: float, shut: bool) -> Iterator[Ready]:
+    for group, entries in state.waiting_for(Ask.GO_ON):
+        if _open(state, group, shut):
+            yield group, [order for due, order in _until(entries, now)]
+
+
+def _until(entries: Sequence[tuple[float, int]], now: float) -> Iterator[tuple[float, int]]:
+    for entry in entries:
+        if entry[0] > now:
+            return
+        yield entry
+
+
+def _fresh(state: State, shut: bool) -> Iterator[Ready]:
+    for group, entries in state.waiting_for(Ask.START):
+        if _open(state, group, shut):
+            yield group, [order for _, order in entries]
+
+
+def _outward(state: State, limits: Limits, fresh: str) -> Iterator[Ready]:
+    """Starts that take hosts out of service, within the free slots; going back goes first."""
+    free = limits.max_unavailable - state.counts.out
+    for ask in (Ask.SLOT_BACK, Ask.SLOT):
+        if ask is Ask.SLOT and (fresh or _drain_gate(state, limits)):
+            return
+        for group, entries in state.waiting_for(ask):
+            allowed = [
+                order for _, order in entries[: max(free, 0)] if ask is Ask.SLOT_BACK or _admitted(state, limits, order)
+            ]
+            free -= len(allowed)
+            yield group, allowed
+
+
+def _admitted(state: State, limits: Limits, order: int) -> bool:
+    return order < limits.canary or state.first_unsettled() >= limits.canary
+
+
+def _drain_gate(state: State, limits: Limits) -> str:
+    """Why no further host may be taken out, canaries included; "" when the gate is open."""
+    counts = state.counts
+    if counts.at_barrier:
+        how = f"{counts.refused} of them refused" if counts.refused else "not there yet"
+        return f"{counts.at_barrier} hosts have not passed {state.table.steps[0].phase.name} ({how})"
+    if counts.failed >= limits.stop_after_failures:
+        return f"stopped after {counts.failed} failed hosts (stop_after_failures: {limits.stop_after_failures})"
+    if limits.on_failure == "change" and counts.failed:
+        return "a host failed and the plan says: roll back the whole change"
+    return ""
+
+
+def _gates(state: State, limits: Limits, fresh: str) -> dict[str, str]:
+    """Why the hosts at a gate wait, one sentence a gate."""
+    return {
+        group.phase: f"{len(entries)} hosts wait: {_why_waiting(state, limits, fresh, group)}"
+        for group, entries in state.waiting_for(Ask.SLOT, Ask.SLOT_BACK)
+    } | ({"network": fresh} if fresh else {})
+
+
+def _why_waiting(state: State, limits: Limits, fresh: str, group: Group) -> str:
+    gate = "" if group.direction == "undo" else fresh or _drain_gate(state, limits)
+    if not gate and state.counts.out >= limits.max_unavailable:
+        gate = f"{state.counts.out} of {limits.max_unavailable} hosts are out"
+    first = state.first_unsettled()
+    return gate or f"for canary {state.names[min(first, len(state.names) - 1)]}"
+
+
+def _starts(state: State, ready: Iterator[Ready], turning: set[str]) -> tuple[Start, ...]:
+    """One play for each group; undo first, then the steps nearest to the end."""
+    shared: dict[Group, list[int]] = {}
+    for group, orders in ready:
+        shared.setdefault(group, []).extend(orders)
+    index = state.table.index
+    ordered = sorted(shared, key=lambda group: (group.direction == "do", -index[group.phase, group.provider]))
+    starts = []
+    for group in ordered:
+        hosts = tuple(name for order in sorted(shared[group]) if (name := state.names[order]) not in turning)
+        if hosts:
+            starts.append(Start(hosts, *group))
+    return tuple(starts)
+
+
+def _wake_at(state: State, now: float, shut: bool) -> float | None:
+    later = [
+        next((due for due, _ in entries if due > now), None)
+        for group, entries in state.waiting_for(Ask.GO_ON)
+        if _open(state, group, shut)
+    ]
+    return min((due for due in later if due is not None), default=None)
+
+
+def exit_code(state: State) -> int:
+    """Section 8 of the design: 6 > 5 > 3 > 4 > 1 > 0. A change that ended before its end, without a failure, is 5."""
+    codes = {_host_code(host, untouched=not state.counts.touched) for host in state.hosts.values()}
+    worst = next((code for code in (6, 5, 3, 4, 1) if code in codes), 0)
+    return worst or (0 if all(host.done or host.left for host in state.hosts.values()) else 5)
+
+
+def _host_code(host: HostState, untouched: bool) -> int:
+    if any(step.status is Status.UNDO_FAILED for step in host.steps.values()):
+        return 6
+    if host.rolled_back:
+        return 3
+    if host.failed and not host.touched and (untouched or not host.held):
+        return 4 if host.unreachable else 1
+    return 5 if host.out or (host.failed and not host.done) else 0
+
+
+def summary(state: State) -> dict[str, str]:
+    """Where each host stands, in a word or two."""
+    return {name: _word(host) for name, host in state.hosts.items()}
+
+
+def _word(host: HostState) -> str:
+    phase = host.frontier[0] if host.frontier else ""
+    words = (
+        (host.left, "left"),
+        (host.as_wanted and not host.touched, "as wanted"),
+        (host.done, "done"),
+        (host.rolled_back, "rolled back"),
+        (host.failed and not host.touched and not host.held, "failed before change"),
+        (host.held, f"held: {phase}"),
+        (host.failed and not host.turned, f"failed: {phase}"),
+        (bool(host.turned), f"going back: {phase}"),
+        (host.out, f"out: {phase}"),
+        (host.touched > 0 or any(step.attempts for step in host.steps.values()), "in service"),
+    )
+    return next((word for true, word in words if true), "pending")

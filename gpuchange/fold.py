@@ -1,0 +1,261 @@
+"""What the events of a change fold to: where every step and every host stands, and what each host asks for next.
+
+Everything here is derived from events and can be thrown away; only the journal is kept.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from gpuchange.phase import Irreversible
+from gpuchange.states import Event, Kind, Status, after
+from gpuchange.table import Direction, Group, Step, StepKey, Table
+
+
+class StepState(NamedTuple):
+    """One step of one host.
+
+    `waited`: seconds of `again` so far in this direction; `due`: look again at this time of the caller's clock;
+    `attempts`: plays begun, probes too; `lost`: LOST in a row; `unreachable`: the last word was that nobody answers;
+    `why`: the last reason given.
+    """
+
+    status: Status = Status.PENDING
+    waited: float = 0.0
+    due: float = 0.0
+    attempts: int = 0
+    lost: int = 0
+    unreachable: bool = False
+    why: str = ""
+
+
+UNTOUCHED = StepState()
+
+_INTENTS = frozenset({Kind.STARTED, Kind.PROBING})
+_FIRST_UNDO = frozenset({Status.DONE, Status.FAILED, Status.HELD, Status.WAITING, Status.UNSURE})
+
+
+def moved(step: StepState, event: Event, now: float) -> StepState:
+    """The step after one of its events. Raises IllegalTransition."""
+    status = after(step.status, event)
+    if event.kind in _INTENTS:
+        turning = status is Status.UNDOING and step.status in _FIRST_UNDO
+        kept = (0.0, 0) if turning else (step.waited, step.lost)
+        return StepState(status, kept[0], 0.0, step.attempts + 1, kept[1], step.unreachable, step.why)
+    data, why = event.data, str(event.data.get("why", ""))
+    unreachable = bool(data.get("unreachable", step.unreachable and event.kind is Kind.HELD))
+    if event.kind is Kind.AGAIN:
+        pause = float(data["after"])
+        waited = float(data.get("waited", step.waited + pause))
+        return StepState(status, waited, now + pause, step.attempts, 0, False, why)
+    if event.kind is Kind.LOST:
+        due = now + float(data.get("after", 0.0)) if unreachable else 0.0
+        return StepState(status, step.waited, due, step.attempts, step.lost + 1, unreachable, why)
+    waited = 0.0 if event.kind is Kind.RETRY else step.waited
+    return StepState(status, waited, 0.0, step.attempts, 0, unreachable, why)
+
+
+class Ask(StrEnum):
+    """What a host asks for next."""
+
+    START = "start"  # its next step, for the first time
+    GO_ON = "go_on"  # the same step again, a probe, or an undo
+    SLOT = "slot"  # a start that would take it out of service
+    SLOT_BACK = "slot_back"  # an undo that would take it out of service
+    NOTHING = "nothing"  # a play has it in hand
+    TURN = "turn"  # its step failed: somebody has to say what now
+    OPERATOR = "operator"  # a human has to decide
+    END = "end"
+
+
+class Stance(NamedTuple):
+    """What one host asks for, with which play (when it asks for one), from when on, and why (when it is stuck)."""
+
+    ask: Ask
+    group: Group | None = None
+    due: float = 0.0
+    why: str = ""
+
+
+_S = Status
+_IN_FLIGHT = {_S.DOING: "fly", _S.LOOKING: "fly", _S.UNDOING: "fly", _S.UNDO_LOOKING: "fly"}
+_FORWARD = _IN_FLIGHT | {
+    _S.PENDING: "start",
+    _S.WAITING: "do",
+    _S.UNSURE: "probe do",
+    _S.FAILED: "failed",
+    _S.HELD: "operator",
+}
+_BACK = _IN_FLIGHT | {
+    _S.DONE: "undo",
+    _S.FAILED: "undo",
+    _S.HELD: "undo",
+    _S.WAITING: "undo",
+    _S.UNSURE: "probe do",  # what may still be running must not be undone
+    _S.UNDO_WAITING: "undo",
+    _S.UNDO_UNSURE: "probe undo",
+    _S.UNDO_FAILED: "operator",
+    _S.UNDO_HELD: "operator",
+}
+_BACK_ONE_WAY = _IN_FLIGHT | {
+    _S.DONE: "one way",
+    _S.FAILED: "one way",
+    _S.HELD: "one way",
+    _S.WAITING: "one way",
+    _S.UNSURE: "probe do",
+}
+_PLAYS: dict[str, tuple[Ask, tuple[Direction, bool]]] = {
+    "start": (Ask.START, ("do", False)),
+    "do": (Ask.GO_ON, ("do", False)),
+    "undo": (Ask.GO_ON, ("undo", False)),
+    "probe do": (Ask.GO_ON, ("do", True)),
+    "probe undo": (Ask.GO_ON, ("undo", True)),
+}
+_STUCK = {"fly": Ask.NOTHING, "failed": Ask.TURN, "operator": Ask.OPERATOR, "one way": Ask.OPERATOR}
+
+
+def _move_back(step: Step, status: Status) -> str:
+    """What going back makes of one step; "" when it is nothing."""
+    if isinstance(step.phase.undo, Irreversible):
+        return _BACK_ONE_WAY.get(status, "")
+    return (_BACK if step.undoable else _IN_FLIGHT).get(status, "")
+
+
+class HostState:
+    """One host of the change. `steps` has every step of the table; `turned` says why it goes back ("": it does not)."""
+
+    __slots__ = (
+        *("name", "order", "table", "steps", "turned", "left", "out", "touched", "at", "stance"),
+        *("_yes", "_no", "_undo_held"),
+    )
+
+    def __init__(self, name: str, order: int, table: Table) -> None:
+        self.name, self.order, self.table = name, order, table
+        self.steps: dict[StepKey, StepState] = dict.fromkeys(table.keys, UNTOUCHED)
+        self.turned = ""
+        self.left = False
+        self.out = False
+        self.touched = 0  # steps begun that a rollback has to answer for
+        self.at = 0  # where the host stands: every step before it (going back: after it) is settled
+        self._yes = self._no = False  # what the barrier's reports say about as_wanted
+        self._undo_held = False  # it was turned when a step was held already: that answers the hold
+        self.stance = self._ask()
+
+    @property
+    def frontier(self) -> StepKey | None:
+        """The step it stands at; None at the end of the way."""
+        return self.table.keys[self.at] if 0 <= self.at < len(self.table.keys) else None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the barrier lies behind it."""
+        return self.left or all(self.steps[key].status is Status.DONE for key in self.table.keys[: self.table.barrier])
+
+    @property
+    def as_wanted(self) -> bool:
+        """Every barrier report that knows says that there is nothing to change."""
+        return self._yes and not self._no and self.passed
+
+    @property
+    def done(self) -> bool:
+        return not self.touched if self.as_wanted else self.at == len(self.table.keys)
+
+    @property
+    def in_flight(self) -> bool:
+        return any(step.status in _IN_FLIGHT for step in self.steps.values())
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more will be done on it unless an operator says so."""
+        return self.stance.ask in (Ask.END, Ask.OPERATOR)
+
+    @property
+    def held(self) -> bool:
+        return self.stance.ask is Ask.OPERATOR
+
+    @property
+    def rolled_back(self) -> bool:
+        return bool(self.turned) and self.stance.ask is Ask.END and self.touched > 0 and not self.left
+
+    @property
+    def failed(self) -> bool:
+        """Counts for stop_after_failures: held, failed, going back or rolled back, unless an operator let it be."""
+        return not self.left and (bool(self.turned) or self.stance.ask in (Ask.OPERATOR, Ask.TURN))
+
+    @property
+    def unreachable(self) -> bool:
+        """The step it stands at was last heard of as: nobody answers."""
+        key = self.frontier
+        return self.steps[key].unreachable if key else any(step.unreachable for step in self.steps.values())
+
+    def step_event(self, event: Event, now: float) -> None:
+        """Fold one event of a step. Raises IllegalTransition."""
+        key = event.phase, event.provider
+        before, self.steps[key] = self.steps[key], moved(self.steps[key], event, now)
+        step = self.table.steps[at := self.table.index[key]]
+        if step.undoable:
+            self.touched += (before.status is Status.PENDING) - (self.steps[key].status is Status.PENDING)
+            self.out = self._is_out()
+        if at < self.table.barrier and event.kind is Kind.ACCEPTED and "as_wanted" in event.data:
+            self._yes |= bool(event.data["as_wanted"])
+            self._no |= not event.data["as_wanted"]
+        if event.kind is Kind.HELD:
+            self._undo_held = False
+        if event.kind in (Kind.RETRY, Kind.MARKED):
+            self.left = False  # an operator's later word replaces the earlier
+        self.stance = self._ask()
+
+    def host_event(self, event: Event) -> None:
+        """Fold TURNED or LEFT."""
+        self.left = event.kind is Kind.LEFT
+        if event.kind is Kind.TURNED:
+            self.turned = self.turned or str(event.data.get("why") or "turned back")
+            self.at = len(self.table.keys) - 1
+            self._undo_held = True
+        self.stance = self._ask()
+
+    def _is_out(self) -> bool:
+        inside = (Status.PENDING, Status.UNDONE)
+        if all(self.steps[key].status in inside for key in self.table.taking_out):
+            return False
+        back = self.table.bringing_back
+        return not back or any(self.steps[key].status is not Status.DONE for key in back)
+
+    def _ask(self) -> Stance:
+        if self.left:
+            return Stance(Ask.NOTHING if self.in_flight else Ask.END)
+        return self._ask_back() if self.turned else self._ask_forward()
+
+    def _ask_forward(self) -> Stance:
+        keys = self.table.keys
+        while self.at < len(keys) and self.steps[keys[self.at]].status is Status.DONE:
+            self.at += 1
+        if self.at == len(keys) or (self.at == self.table.barrier and self.as_wanted):
+            return Stance(Ask.END)
+        return self._stance(_FORWARD[self.steps[keys[self.at]].status])
+
+    def _ask_back(self) -> Stance:
+        while self.at >= 0:
+            status = self.steps[self.table.keys[self.at]].status
+            move = _move_back(self.table.steps[self.at], status)
+            if move == "undo" and status is Status.HELD and not self._undo_held:
+                move = "operator"
+            if move:
+                return self._stance(move)
+            self.at -= 1
+        return Stance(Ask.END)
+
+    def _stance(self, move: str) -> Stance:
+        step, state = self.table.steps[self.at], self.steps[self.table.keys[self.at]]
+        if move not in _PLAYS:
+            undo = step.phase.undo
+            why = undo.why if move == "one way" and isinstance(undo, Irreversible) else state.why
+            return Stance(_STUCK[move], None, 0.0, why)
+        ask, way = _PLAYS[move]
+        group = self.table.groups[self.at][way]
+        if not self.out and ask is Ask.START and step.phase.takes_out:
+            ask = Ask.SLOT
+        if not self.out and way == ("undo", False) and step.phase.brings_back:
+            ask = Ask.SLOT_BACK
+        return Stance(ask, group, state.due, state.why)

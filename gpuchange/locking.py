@@ -1,0 +1,97 @@
+"""One controller at a time: an exclusive flock on the file `lock` in the change's directory."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import weakref
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from gpuchange.errors import JournalError, LockedError
+
+_held: weakref.WeakSet[ControllerLock] = weakref.WeakSet()
+
+
+class ControllerLock:
+    """Held from `take` until `release` or the end of the process, however it ends."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        _held.add(self)
+
+    @classmethod
+    def take(cls, directory: Path) -> Self:
+        """Raises LockedError naming the holder, JournalError when the file cannot be opened."""
+        path = directory / "lock"
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise JournalError(
+                "the lock cannot be opened", where=str(path), why=str(error), remedy=f"check access to {directory}"
+            ) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise _locked(directory) from None
+        try:
+            os.truncate(handle, 0)
+            os.write(handle, json.dumps(_myself()).encode())
+        except OSError:  # the disk is full: the lock is held all the same, only its label is missing
+            pass
+        return cls(handle)
+
+    def release(self) -> None:
+        if self._handle < 0:
+            return
+        handle, self._handle = self._handle, -1
+        os.truncate(handle, 0)
+        os.close(handle)
+
+    def forget(self) -> None:
+        """In a forked child: a child that outlives its controller must not hold the change."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def holder(directory: Path) -> dict[str, Any]:
+    """What the lock file says: {pid, host, since}. Empty when the last controller left in good order.
+
+    A label alone does not prove that its writer lives: a killed controller leaves one behind.
+    """
+    try:
+        label = json.loads((directory / "lock").read_text())
+    except (OSError, ValueError):
+        return {}
+    return label if isinstance(label, dict) else {}
+
+
+def _myself() -> dict[str, Any]:
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+    }
+
+
+def _locked(directory: Path) -> LockedError:
+    who = holder(directory)
+    label = f"process {who.get('pid')} on {who.get('host')} since {who.get('since')}" if who else "another process"
+    return LockedError(
+        f"another controller works on this change: {label}",
+        where=str(directory),
+        remedy="wait for it, or watch it with gpuchange status",
+    )
+
+
+def _forget_all() -> None:
+    for lock in list(_held):
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
