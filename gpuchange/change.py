@@ -150,8 +150,9 @@ class Change:
             table = table_of(plan)
             _same_shape(journal.meta, table)
             change = cls(home, plan, journal, State(table, tuple(journal.meta["hosts"])))
+            now = time.monotonic()  # waits begun by another controller are waited out anew
             for event in journal.events():
-                change.fold(event)
+                change.fold(event, now)
         except BaseException:
             journal.close()
             raise

@@ -58,6 +58,7 @@ class State:
         self.hosts = {name: HostState(name, order, table) for order, name in enumerate(self.names)}
         self.pools: dict[Pool, list[tuple[float, int]]] = {}
         self.counts = Counts()
+        self.machines: dict[str, str] = {}  # machine-id → host
         self.to_turn: set[str] = set()  # hosts that a failure elsewhere would turn back
         self._unsettled = list(range(len(self.names)))
         for host in self.hosts.values():
@@ -69,6 +70,7 @@ class State:
         Raises IllegalTransition, also for a host or step that is not in this change.
         """
         if event.kind not in STEP_KINDS and event.kind not in HOST_KINDS:
+            self._note(event)
             return
         host = self.hosts.get(event.host)
         if host is None or (event.kind in STEP_KINDS and (event.phase, event.provider) not in host.steps):
@@ -80,6 +82,18 @@ class State:
             host.host_event(event)
         self._leave(pool, (before.due, host.order))
         self._enter(host, conditions)
+
+    def _note(self, event: Event) -> None:
+        host = self.hosts.get(event.host)
+        if host and event.data.get("machine_id"):
+            self.machines[str(event.data["machine_id"])] = host.name
+        if host and event.data.get("unmarked"):
+            host.unmarked = True
+
+    @property
+    def finished(self) -> bool:
+        """No host goes on unless an operator says so."""
+        return all(host.finished for host in self.hosts.values())
 
     def _leave(self, pool: Pool, entry: tuple[float, int]) -> None:
         entries = self.pools[pool]

@@ -17,8 +17,8 @@ class StepState(NamedTuple):
     """One step of one host.
 
     `waited`: seconds of `again` so far in this direction; `due`: look again at this time of the caller's clock;
-    `attempts`: plays begun, probes too; `lost`: LOST in a row; `unreachable`: the last word was that nobody answers;
-    `why`: the last reason given.
+    `attempts`: plays begun, probes too; `why`: the last reason given. Of the losses since its last word: `lost` counts
+    them, `lost_waited` (seconds) is how long we waited for an answer, `unreachable` and `silent` say what the last was.
     """
 
     status: Status = Status.PENDING
@@ -28,6 +28,8 @@ class StepState(NamedTuple):
     lost: int = 0
     unreachable: bool = False
     why: str = ""
+    lost_waited: float = 0.0
+    silent: bool = False
 
 
 UNTOUCHED = StepState()
@@ -39,21 +41,23 @@ _FIRST_UNDO = frozenset({Status.DONE, Status.FAILED, Status.HELD, Status.WAITING
 def moved(step: StepState, event: Event, now: float) -> StepState:
     """The step after one of its events. Raises IllegalTransition."""
     status = after(step.status, event)
+    attempts = step.attempts
     if event.kind in _INTENTS:
-        turning = status is Status.UNDOING and step.status in _FIRST_UNDO
-        kept = (0.0, 0) if turning else (step.waited, step.lost)
-        return StepState(status, kept[0], 0.0, step.attempts + 1, kept[1], step.unreachable, step.why)
+        if status is Status.UNDOING and step.status in _FIRST_UNDO:
+            return StepState(status, attempts=attempts + 1, why=step.why)
+        return step._replace(status=status, due=0.0, attempts=attempts + 1)
     data, why = event.data, str(event.data.get("why", ""))
     unreachable = bool(data.get("unreachable", step.unreachable and event.kind is Kind.HELD))
     if event.kind is Kind.AGAIN:
         pause = float(data["after"])
         waited = float(data.get("waited", step.waited + pause))
-        return StepState(status, waited, now + pause, step.attempts, 0, False, why)
+        return StepState(status, waited, now + pause, attempts, why=why)
     if event.kind is Kind.LOST:
         due = now + float(data.get("after", 0.0)) if unreachable else 0.0
-        return StepState(status, step.waited, due, step.attempts, step.lost + 1, unreachable, why)
+        lost_waited, silent = float(data.get("waited", step.lost_waited)), bool(data.get("silent", False))
+        return StepState(status, step.waited, due, attempts, step.lost + 1, unreachable, why, lost_waited, silent)
     waited = 0.0 if event.kind is Kind.RETRY else step.waited
-    return StepState(status, waited, 0.0, step.attempts, 0, unreachable, why)
+    return StepState(status, waited, 0.0, attempts, 0, unreachable, why)
 
 
 class Ask(StrEnum):
@@ -127,7 +131,7 @@ class HostState:
 
     __slots__ = (
         *("name", "order", "table", "steps", "turned", "left", "out", "touched", "at", "stance"),
-        *("_yes", "_no", "_undo_held"),
+        *("_yes", "_no", "_undo_held", "unmarked"),
     )
 
     def __init__(self, name: str, order: int, table: Table) -> None:
@@ -138,6 +142,7 @@ class HostState:
         self.out = False
         self.touched = 0  # steps begun that a rollback has to answer for
         self.at = 0  # where the host stands: every step before it (going back: after it) is settled
+        self.unmarked = False  # its owner marker was given back
         self._yes = self._no = False  # what the barrier's reports say about as_wanted
         self._undo_held = False  # it was turned when a step was held already: that answers the hold
         self.stance = self._ask()
@@ -175,6 +180,12 @@ class HostState:
         return self.stance.ask is Ask.OPERATOR
 
     @property
+    def ended_well(self) -> bool:
+        """No play of this change needs the host any more, or none has changed it: its owner marker may go."""
+        ask = self.stance.ask
+        return ask is Ask.END or (not self.touched and ask is not Ask.NOTHING)
+
+    @property
     def rolled_back(self) -> bool:
         return bool(self.turned) and self.stance.ask is Ask.END and self.touched > 0 and not self.left
 
@@ -200,6 +211,8 @@ class HostState:
         if at < self.table.barrier and event.kind is Kind.ACCEPTED and "as_wanted" in event.data:
             self._yes |= bool(event.data["as_wanted"])
             self._no |= not event.data["as_wanted"]
+        if event.kind in _INTENTS:
+            self.unmarked = False
         if event.kind is Kind.HELD:
             self._undo_held = False
         if event.kind in (Kind.RETRY, Kind.MARKED):

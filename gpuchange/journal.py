@@ -22,6 +22,7 @@ from gpuchange.locking import ControllerLock
 from gpuchange.states import Event, Kind
 
 SCHEMA = 1
+FILE = "journal.db"
 APPLICATION_ID = 0x67_70_75_63  # "gpuc", so that another program's SQLite file is not taken for ours
 
 _TABLES = """
@@ -65,7 +66,7 @@ _flat = json.JSONEncoder(separators=(",", ":")).encode  # the row is a flat list
 
 
 class Journal:
-    """One change's journal. Use `create` or `open`, then `close` (or `with`).
+    """One change's journal: `journal.db` in the change's directory (or the file named). Then `close`, or `with`.
 
     Raises JournalError when the file is missing, damaged, full or contradicts itself; LockedError when another
     controller writes; VersionMismatch when another gpuchange version wrote it.
@@ -84,8 +85,8 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path | str, meta: Mapping[str, Any]) -> Self:
-        """A new journal at `path` (its directory is made, 0700), holding `meta` for good. All of it or nothing."""
-        path = Path(path)
+        """A new journal in `path` (made 0700 if missing), holding `meta` for good. All of it or nothing."""
+        path = _file(path)
         _private_directory(path.parent)
         lock = ControllerLock.take(path.parent)
         try:
@@ -101,12 +102,14 @@ class Journal:
     @classmethod
     def open(cls, path: Path | str, readonly: bool = False) -> Self:
         """An existing journal; `readonly` takes no lock and never waits for the writer."""
-        path = Path(path)
+        path = _file(path)
         if not path.is_file():
             raise JournalError("there is no such journal", where=str(path), remedy="gpuchange list shows the changes")
         lock = None if readonly else ControllerLock.take(path.parent)
         try:
             with _explained(path):
+                if lock:  # a change that was moved into place must not vanish with the power once hosts are touched
+                    _sync_directory(path.parent.parent)
                 return cls(path, _connect(path, readonly=readonly), lock)
         except BaseException:
             if lock:
@@ -126,7 +129,7 @@ class Journal:
             last = self._database.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
         return last or (0, self._genesis)
 
-    def append(self, entries: Sequence[Event | tuple[Event, Mapping[str, Any]]]) -> list[Event]:
+    def append(self, entries: Sequence[Event | tuple[Event, Mapping[str, Any] | None]]) -> list[Event]:
         """Append all entries (events, or events with their report body) in one transaction; durable on return.
 
         Returns them with seq, at and body filled in, read back as a later reader will see them.
@@ -237,6 +240,12 @@ class Journal:
 
 
 _RESTORE = "do not resume; compare with your copy or anchor of this journal, and look at the hosts themselves"
+
+
+def _file(path: Path | str) -> Path:
+    """A name with a suffix is the file itself, anything else the change's directory."""
+    path = Path(path)
+    return path if path.suffix == ".db" else path / FILE
 
 
 def _row(event: Event, seq: int, at: str, digest: str | None) -> Row:

@@ -68,19 +68,22 @@ class Decision:
     blocked: dict[str, str] = field(default_factory=dict)
 
 
-def decide(state: State, limits: Limits, now: float, *, stopping: bool = False) -> Decision:
-    """What may start at `now` (same clock as State.apply's). Costs O(plays that start), not O(hosts)."""
+def decide(state: State, limits: Limits, now: float, *, stopping: bool = False, last_phase: str = "") -> Decision:
+    """What may start at `now` (same clock as State.apply's); with `last_phase` nothing after that phase.
+
+    Costs O(what starts), not O(hosts).
+    """
     in_flight = state.size(Ask.NOTHING) > 0
     stuck = {host.name: host.stance.why for ask in (Ask.OPERATOR, Ask.TURN) for host in state.those(ask)}
     if stopping:
         return Decision(finished=not in_flight, blocked=stuck | {"change": "stopping: nothing new is started"})
     turns = _turns(state, limits)
     turning = {host for host, _ in turns}
-    shut = _refused_at_barrier(state)
+    end = _end(state, last_phase)
     fresh = "" if not _network_suspect(state) else "many hosts stopped answering at once: is it our own network?"
-    ready = chain(_due(state, now, shut), () if fresh else _fresh(state, shut), _outward(state, limits, fresh))
+    ready = chain(_due(state, now, end), () if fresh else _fresh(state, end), _outward(state, limits, fresh, end))
     starts = _starts(state, ready, turning)
-    wake_at = now if turns else _wake_at(state, now, shut)
+    wake_at = now if turns else _wake_at(state, now, end)
     finished = not (starts or turns or in_flight or wake_at is not None)
     return Decision(starts, turns, wake_at, finished, stuck | _gates(state, limits, fresh))
 
@@ -101,8 +104,14 @@ def _turns(state: State, limits: Limits) -> tuple[tuple[str, str], ...]:
     return ()
 
 
-def _refused_at_barrier(state: State) -> bool:
-    return state.counts.refused > 0 and state.counts.touched == 0
+def _end(state: State, last_phase: str) -> int:
+    """The position in the table where going forward ends for now.
+
+    When the barrier refused somebody, the others' barrier steps still end: all that is wrong shows at once.
+    """
+    if state.counts.refused and not state.counts.touched:
+        return state.table.barrier
+    return state.table.end_of(last_phase) if last_phase else len(state.table.steps)
 
 
 def _network_suspect(state: State) -> bool:
@@ -111,14 +120,13 @@ def _network_suspect(state: State) -> bool:
     return silent >= 3 and 2 * silent > state.size(Ask.NOTHING, Ask.GO_ON, Ask.START)
 
 
-def _open(state: State, group: Group, shut: bool) -> bool:
-    """When the barrier refused somebody, the others' barrier steps still end: all that is wrong shows at once."""
-    return not shut or group.phase == state.table.steps[0].phase.name
+def _open(state: State, group: Group, end: int) -> bool:
+    return group.direction == "undo" or state.table.index[group.phase, group.provider] < end
 
 
-def _due(state: State, now: float, shut: bool) -> Iterator[Ready]:
+def _due(state: State, now: float, end: int) -> Iterator[Ready]:
     for group, entries in state.waiting_for(Ask.GO_ON):
-        if _open(state, group, shut):
+        if _open(state, group, end):
             yield group, [order for due, order in _until(entries, now)]
 
 
@@ -129,19 +137,21 @@ def _until(entries: Sequence[tuple[float, int]], now: float) -> Iterator[tuple[f
         yield entry
 
 
-def _fresh(state: State, shut: bool) -> Iterator[Ready]:
+def _fresh(state: State, end: int) -> Iterator[Ready]:
     for group, entries in state.waiting_for(Ask.START):
-        if _open(state, group, shut):
+        if _open(state, group, end):
             yield group, [order for _, order in entries]
 
 
-def _outward(state: State, limits: Limits, fresh: str) -> Iterator[Ready]:
+def _outward(state: State, limits: Limits, fresh: str, end: int) -> Iterator[Ready]:
     """Starts that take hosts out of service, within the free slots; going back goes first."""
     free = limits.max_unavailable - state.counts.out
     for ask in (Ask.SLOT_BACK, Ask.SLOT):
         if ask is Ask.SLOT and (fresh or _drain_gate(state, limits)):
             return
         for group, entries in state.waiting_for(ask):
+            if not _open(state, group, end):
+                continue
             allowed = [
                 order for _, order in entries[: max(free, 0)] if ask is Ask.SLOT_BACK or _admitted(state, limits, order)
             ]
@@ -197,11 +207,11 @@ def _starts(state: State, ready: Iterator[Ready], turning: set[str]) -> tuple[St
     return tuple(starts)
 
 
-def _wake_at(state: State, now: float, shut: bool) -> float | None:
+def _wake_at(state: State, now: float, end: int) -> float | None:
     later = [
         next((due for due, _ in entries if due > now), None)
         for group, entries in state.waiting_for(Ask.GO_ON)
-        if _open(state, group, shut)
+        if _open(state, group, end)
     ]
     return min((due for due in later if due is not None), default=None)
 

@@ -27,6 +27,13 @@ class Step:
     def key(self) -> StepKey:
         return self.phase.name, self.provider
 
+    def play(self, direction: str) -> Play:
+        """What is played in this direction ("do" or "undo"). Raises ValueError when it has no undo to play."""
+        play = self.phase.do if direction == "do" else self.phase.undo
+        if not isinstance(play, Play):
+            raise ValueError(f"{self.phase.name} has no undo to play")
+        return play
+
     @property
     def undoable(self) -> bool:
         """Whether it changes something that a rollback has to answer for."""
@@ -74,6 +81,13 @@ class Table:
     @cached_property
     def index(self) -> dict[StepKey, int]:
         return {key: at for at, key in enumerate(self.keys)}
+
+    def step(self, phase: str, provider: str) -> Step:
+        return self.steps[self.index[phase, provider]]
+
+    def end_of(self, phase: str) -> int:
+        """The position after the last step of `phase`. Raises ValueError when the plan has no such phase."""
+        return max(at for at, step in enumerate(self.steps, 1) if step.phase.name == phase)
 
     @cached_property
     def barrier(self) -> int:
