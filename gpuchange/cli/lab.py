@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gpuchange.errors import GpuchangeError, UsageError
-from gpuchange.lab import Host, Lab, faults, hosts, image, pool, state
+from gpuchange.lab import Host, Lab, faults, fleet, hosts, pool, state
 from gpuchange.lab.load import Load
 
 name_option = click.option("--name", default="lab", show_default=True, envvar="GPUCHANGE_LAB", help="Which lab.")
@@ -45,21 +46,33 @@ def _say(line: str) -> None:
 @name_option
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def status(name: str, as_json: bool) -> None:
-    """Every host's power, cable and freezer."""
+    """Every host's power, cable, freezer, staged faults, and whether it is in service."""
     opened = Lab.load(name)
-    states = opened.status()["hosts"]
+    rows = {host.name: _row(host, found) for host, found in _with_status(opened)}
     if as_json:
-        addresses = {host.name: host.address for host in opened.hosts}
-        listing = {host: {"address": addresses[host], **found} for host, found in states.items()}
-        click.echo(json.dumps({"version": 1, "name": name, "url": opened.lb_url, "hosts": listing}))
+        click.echo(json.dumps({"version": 1, "name": name, "url": opened.lb_url, "hosts": rows}))
         return
-    for host in opened.hosts:
-        click.echo(_status_line(host, states[host.name]))
+    for host, row in rows.items():
+        click.echo(_status_line(host, row))
 
 
-def _status_line(host: Host, found: dict[str, object]) -> str:
-    marks = [word for word, shown in (("frozen", found["frozen"]), ("unplugged", not found["plugged"])) if shown]
-    return f"{host.name:8} {host.address:15} {found['power']:4} boots {found['boots']}  {' '.join(marks)}".rstrip()
+def _with_status(opened: Lab) -> list[tuple[Host, dict[str, Any]]]:
+    found = opened.status()["hosts"]
+    try:
+        serving = opened.serving()
+    except (GpuchangeError, OSError):  # the load balancer is off or hangs
+        serving = {}
+    return [(host, {**found[host.name], "service": serving.get(host.name, "")}) for host in opened.hosts]
+
+
+def _row(host: Host, found: dict[str, Any]) -> dict[str, Any]:
+    return {"address": host.address, **found, "faults": host.staged_faults()}
+
+
+def _status_line(host: str, row: dict[str, Any]) -> str:
+    marks = [word for word, shown in (("frozen", row["frozen"]), ("unplugged", not row["plugged"])) if shown]
+    told = " ".join([*marks, *(f"fault:{fault}" for fault in row["faults"])])
+    return f"{host:8} {row['address']:15} {row['power']:4} {row['service']:6} boots {row['boots']:<3} {told}".rstrip()
 
 
 @lab.command()
@@ -67,13 +80,11 @@ def _status_line(host: Host, found: dict[str, object]) -> str:
 @click.option("--purge", is_flag=True, help="Remove the cached images too.")
 def down(name: str, purge: bool) -> None:
     """End a lab and remove everything it made."""
-    if state.exists(name):
+    if state.exists(name) or not purge:
         Lab.load(name).down()
         click.echo(f"lab {name} is gone")
-    elif not purge:
-        state.load(name)
     if purge:
-        image.purge()
+        fleet.purge()
         click.echo(f"cached images are gone from {state.root()}")
     elif pool.pool_file().exists():
         click.echo(f"kept: {pool.pool_file()} with the built images (remove it with: gpuchange lab down --purge)")
@@ -84,7 +95,7 @@ def down(name: str, purge: bool) -> None:
 @click.argument("host")
 @click.argument("fault")
 def break_(name: str, host: str, fault: str) -> None:
-    """Stage a fault on a host; `list` as FAULT shows them all."""
+    """Stage a fault on a host; FAULT `list` shows them all."""
     if fault == "list":
         _list_faults()
         return

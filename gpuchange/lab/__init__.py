@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from gpuchange.lab.fleet import Host, Lab
+from gpuchange.lab.fleet import Lab
+from gpuchange.lab.host import Host
 
 __all__ = ["Host", "Lab"]

@@ -1,6 +1,7 @@
 """A control group per lab host: it keeps hosts apart, freezes them, and finds every process when a lab ends.
 
-Works with cgroup v1, v2 and the hybrid of both: each mounted hierarchy gets <hierarchy>/gpuchange-lab/<bridge>/<host>.
+Works with cgroup v1, v2 and the hybrid of both: each mounted hierarchy gets
+gpuchange-lab/<bridge>/<host>.
 """
 
 from __future__ import annotations
@@ -37,27 +38,28 @@ def create(bridge: str, host: str) -> list[Path]:
 
 
 def freeze(bridge: str, host: str, frozen: bool) -> None:
-    """Stop or resume every process of a host, and wait until the kernel says so."""
-    control, value, done = _freezer(bridge, host, frozen)
-    control.write_text(value)
+    """Stop or resume every process of a host. Raises OSError when the kernel does not within five seconds."""
+    word = "FROZEN" if frozen else "THAWED"
+    # file to write, value, file to read until it holds the answer: cgroup v2, then v1
+    ways = (
+        ("cgroup.freeze", str(int(frozen)), "cgroup.events", f"frozen {int(frozen)}"),
+        ("freezer.state", word, "freezer.state", word),
+    )
+    for control, value, report, answer in ways:
+        for group in groups(bridge, host):
+            if (group / control).exists():
+                (group / control).write_text(value)
+                _await(group / report, answer)
+                return
+    raise OSError("this machine has no cgroup freezer")
+
+
+def _await(report: Path, answer: str) -> None:
     deadline = time.monotonic() + 5
-    while not done() and time.monotonic() < deadline:
+    while answer not in report.read_text():
+        if time.monotonic() > deadline:
+            raise OSError(f"{report} does not say {answer!r}")
         time.sleep(0.01)
-
-
-def _freezer(bridge: str, host: str, frozen: bool):  # type: ignore[no-untyped-def]
-    for group in groups(bridge, host):
-        if (group / "cgroup.freeze").exists():
-            events, wanted = group / "cgroup.events", f"frozen {int(frozen)}"
-            return group / "cgroup.freeze", str(int(frozen)), lambda: wanted in events.read_text()
-        if (group / "freezer.state").exists():
-            wanted = "FROZEN" if frozen else "THAWED"
-            return (
-                group / "freezer.state",
-                wanted,
-                lambda: (group / "freezer.state").read_text().strip() == wanted,
-            )
-    raise OSError("no cgroup freezer on this machine")
 
 
 def processes(*names: str) -> set[int]:

@@ -1,19 +1,21 @@
 """The fault `disk-full`: /var moves to a file system of its own that has not a byte left.
 
-The pool is shared by all hosts, so it cannot be filled for one of them alone. A tmpfs made outside is carried into
-the running guest through nspawn's propagation directory, and bound again at every power-on until it is mended.
+The pool is shared by all hosts, so it cannot be filled for one of them alone. A tmpfs made outside is mounted
+in the running guest, and bound again at every power-on until it is mended.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuchange.lab.orders import PACKAGE_PARENT
 from gpuchange.lab.tools import sh
 
 if TYPE_CHECKING:
-    from gpuchange.lab.fleet import Host
+    from gpuchange.lab.host import Host
 
 BALLAST = ".ballast"
 
@@ -32,8 +34,9 @@ def fill(host: Host) -> None:
         sh(["mount", "-t", "tmpfs", "-o", f"size={used + 16}m,mode=755", "gpuchange-lab-var", small])
         _copy(host.root / "var", small)
         host.set_binds([f"{small}:/var"])
-        if host.status()["leader"]:
-            _carry_in(host, small)
+        leader = host.status()["leader"]
+        if leader:
+            _carry_in(leader, small)
     _use_up(small)
 
 
@@ -66,14 +69,6 @@ def _use_up(directory: Path) -> None:
     sh(["fallocate", "-l", str(max(1, left.f_bavail * left.f_frsize)), directory / BALLAST], check=False)
 
 
-def _carry_in(host: Host, small: Path) -> None:
-    machine = host.spec.machine(host.layout)
-    door = Path("/run/systemd/nspawn/propagate") / machine / "var"
-    door.mkdir(exist_ok=True)
-    sh(["mount", "--bind", small, door])
-    try:
-        host.run(["mount", "--bind", "/run/host/incoming/var", "/var"])
-        host.run(["umount", "/run/host/incoming/var"])
-    finally:
-        sh(["umount", "--lazy", door])
-        door.rmdir()
+def _carry_in(leader: int, small: Path) -> None:
+    command = [sys.executable, "-m", "gpuchange.lab.carry", str(leader), str(small), "/var"]
+    sh(command, env={"PYTHONPATH": PACKAGE_PARENT})

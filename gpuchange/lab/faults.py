@@ -1,4 +1,7 @@
-"""Faults to stage on a host, each undone by its own mend: those of power, cable and disk; the GPU's come from stack."""
+"""Faults to stage on a host, each undone by its own mend.
+
+Those of power, cable and disk are here; those inside a guest come from the GPU simulation.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from gpuchange.lab import disk
 from gpuchange.lab.gpu.faults import FAULTS as GPU_FAULTS
 
 if TYPE_CHECKING:
-    from gpuchange.lab.fleet import Host
+    from gpuchange.lab.host import Host
 
 Action = Callable[["Host"], object]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What `lab break` stages. `summary` is one sentence; `apply` and `mend` may be called twice without harm."""
+    """What `lab break` stages: one sentence, and two actions that may be called twice without harm."""
 
     summary: str
     apply: Action
@@ -42,12 +45,18 @@ def _ssh_back(host: Host) -> None:
 
 
 OWN: Mapping[str, Fault] = {
-    "hang": Fault("Every process of the host stops; its address still answers pings.", lambda h: h.freeze(), lambda h: h.thaw()),
-    "network-cut": Fault("The network cable is pulled, also over reboots.", lambda h: h.unplug(), lambda h: h.plug()),
-    "power-cut": Fault("The power is cut at once and stays off.", lambda h: h.power("cut"), _power_back),
-    "disk-full": Fault("/var has no byte left, also over reboots.", disk.fill, disk.free),
-    "ssh-down": Fault("sshd is stopped and kept from starting.", _ssh_down, _ssh_back),
-}  # fmt: skip
+    "hang": Fault(
+        "every process of the host stops; its address still answers pings",
+        lambda host: host.freeze(),
+        lambda host: host.thaw(),
+    ),
+    "network-cut": Fault(
+        "the network cable is pulled, also over reboots", lambda host: host.unplug(), lambda host: host.plug()
+    ),
+    "power-cut": Fault("the power is cut at once and stays off", lambda host: host.power("cut"), _power_back),
+    "disk-full": Fault("/var has not a byte left, also over reboots", disk.fill, disk.free),
+    "ssh-down": Fault("sshd is stopped and kept from starting", _ssh_down, _ssh_back),
+}
 
 
 def _inside(name: str) -> Fault:

@@ -1,7 +1,7 @@
 """The base systems the hosts are copied from, each built once for a hash of its recipe.
 
-`base` is a minimal Debian with ssh and HAProxy, made by debootstrap from the machine's own apt sources (the slow
-part, about a minute); `gpu` is a copy of it with the model server, its data and the first GPU software stack.
+`base` is a minimal Debian with ssh and HAProxy, made by debootstrap from the machine's own apt sources (the
+slow part); `gpu` is a copy of it with the model server, its data and the first GPU software stack.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from gpuchange.errors import LabError
@@ -35,7 +36,7 @@ export DEBIAN_FRONTEND=noninteractive
 echo '127.0.0.1 localhost apt.lab' > /etc/hosts
 python3 -m http.server {port} --bind 127.0.0.1 --directory /run/lab-repo >/dev/null 2>&1 &
 server=$!
-until python3 -c 'import socket; socket.create_connection(("127.0.0.1", {port}))' 2>/dev/null; do sleep 0.1; done
+until curl -sfo /dev/null http://127.0.0.1:{port}/; do sleep 0.1; done
 apt-get -q update
 apt-get -q -y --no-install-recommends install {packages}
 apt-get clean
@@ -69,13 +70,14 @@ def _proxy_environment() -> dict[str, str]:
     return {"http_proxy": found, "https_proxy": found} if found else {}
 
 
-def base_image() -> Path:
-    """Subvolume of the base system; built if this recipe has not been built yet. Call under the `images` lock."""
+def base_image(say: Callable[[str], None]) -> Path:
+    """Subvolume of the base system, built unless this recipe was before. Call under the `images` lock."""
     uri, suite = debian_source()
     recipe = json.dumps([REVISION, uri, suite, PACKAGES, MASKED])
     target = _images() / f"base-{_digest(recipe, stack.source_digest(FILES / 'base'))}"
     if target.exists():
         return target
+    say("building the base system, once: a minute or two")
     pool.require_space(3 << 30)
     draft = _draft(target)
     pool.create(draft)
@@ -112,12 +114,13 @@ def _finish_base(tree: Path) -> None:
     systemctl(tree, "mask", *MASKED)
 
 
-def gpu_image(base: Path, repository: Path) -> Path:
+def gpu_image(base: Path, repository: Path, say: Callable[[str], None]) -> Path:
     """Subvolume of a GPU host with the first stack installed. Call under the `images` lock."""
     recipe = json.dumps([base.name, repository.name, packages.START, INSTALL_SCRIPT])
     target = _images() / f"gpu-{_digest(recipe, stack.source_digest(FILES / 'gpu'))}"
     if target.exists():
         return target
+    say("installing the first GPU software stack, once")
     draft = _draft(target)
     pool.snapshot(base, draft)
     try:
@@ -181,6 +184,6 @@ def _oldest(directory: Path, pattern: str) -> list[Path]:
 
 
 def purge() -> None:
-    """Remove every image, cached package and the pool file itself. The pool must be unmounted."""
+    """Remove the pool file with all images in it, and the cached packages. The pool must be unmounted."""
     pool.pool_file().unlink(missing_ok=True)
     shutil.rmtree(state.root() / "cache", ignore_errors=True)

@@ -23,7 +23,7 @@ class BadReply(Exception):
 
 @dataclass
 class Tally:
-    """What came of the requests. `reasons` keeps the first few failures, with the second they happened at."""
+    """What came of the requests sent in `seconds`. `reasons` keeps the first few failures and their time."""
 
     ok: int = 0
     failed: int = 0
@@ -94,7 +94,7 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
 
 
 class Load:
-    """`rate` small requests a second, and every `stream_every` seconds (0 = never) a stream of `stream_seconds`."""
+    """`rate` small requests a second, and every `stream_every` s (0 = never) a stream of `stream_seconds`."""
 
     def __init__(self, url: str, *, rate: float = 60, stream_every: float = 2, stream_seconds: float = 5) -> None:
         self.target = Target.parse(url)
@@ -111,7 +111,6 @@ class Load:
         self._started = time.monotonic()
         streams = self._repeat(self.stream_every, self._stream, finished) if self.stream_every else asyncio.sleep(0)
         await asyncio.gather(self._repeat(1 / self.rate, self._request, finished), streams)
-        self.tally.seconds = time.monotonic() - self._started
 
     async def _repeat(self, interval: float, send: Callable[[], Any], finished: Callable[[], bool]) -> None:
         """Open loop: the next request is due by the clock, not by the last reply."""
@@ -123,6 +122,8 @@ class Load:
             task.add_done_callback(open_requests.discard)
             due += interval
             await asyncio.sleep(max(0.0, due - time.monotonic()))
+        # the rate is that of sending; waiting for the last streams must not dilute it
+        self.tally.seconds = max(self.tally.seconds, time.monotonic() - self._started)
         await asyncio.gather(*open_requests)
 
     async def _request(self) -> None:

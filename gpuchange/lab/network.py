@@ -1,4 +1,4 @@
-"""A lab's network: one bridge, one cable a host, no way out. And the one kernel limit many hosts need raised."""
+"""A lab's network: one bridge, one cable a host, no way out; and the one kernel limit many hosts need."""
 
 from __future__ import annotations
 

@@ -86,6 +86,6 @@ def free_bytes() -> int:
 def require_space(wanted: int) -> None:
     if free_bytes() < wanted:
         raise LabError(
-            f"not enough space under {state.root()}: {free_bytes() >> 20} MiB free, {wanted >> 20} MiB needed",
+            f"too little space under {state.root()}: {free_bytes() >> 20} MiB free, {wanted >> 20} needed",
             remedy="free some space, or point GPUCHANGE_LAB_DIR at a larger disk",
         )

@@ -1,7 +1,7 @@
 """The power daemon: one long-lived process a lab, parent of all its hosts, as mains and cables are to a rack.
 
-It starts each host with systemd-nspawn, starts it again when the guest reboots, and takes orders over a unix socket,
-one JSON object a line: {"op": "off", "host": "gpu1"} -> {"ok": true, ...} or {"ok": false, "error": "..."}.
+It starts each host with systemd-nspawn, starts it again when the guest reboots, and takes orders over a unix
+socket, one JSON object a line: {"op": "off", "host": "gpu1"} -> {"ok": true, ...} or {"ok": false, "error": "..."}.
 Run as `python -m gpuchange.lab.power LAB`; `gpuchange lab up` does that.
 """
 
@@ -25,7 +25,7 @@ from gpuchange.lab import cgroups, network, stack, state
 
 REBOOT_ASKED = 133  # with --keep-unit, systemd-nspawn ends with this code instead of rebooting by itself
 BUTTON_PATIENCE = 60.0  # seconds a host may take to shut down after the power button
-# a process joins its host's control groups before it becomes nspawn, so that no process ever runs outside them
+# a process joins its host's control groups before it becomes nspawn, so that none ever runs outside them
 JOIN_GROUPS = 'while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs"; shift; done; shift; exec "$@"'
 
 
@@ -239,7 +239,7 @@ class Rack:
         def handler(*args: Any) -> SimpleHTTPRequestHandler:
             return QuietFiles(*args, directory=str(directory))
 
-        server = ThreadingHTTPServer((self.spec.gateway, state.APT_PORT), handler)  # type: ignore[arg-type]
+        server = ThreadingHTTPServer((self.spec.gateway, state.APT_PORT), handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
 

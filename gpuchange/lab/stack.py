@@ -1,4 +1,4 @@
-"""What the lab takes from the GPU simulation: its package repository, guest files, cards and in-guest faults."""
+"""What hosts get of the GPU simulation: the package repository, their cards and their device nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 from gpuchange.lab import gpu, state
-
 from gpuchange.lab.gpu import CARDS_FILE, cards, packages
 
 
@@ -42,7 +41,7 @@ def write_cards(tree: Path, host: str, count: int) -> None:
 
 
 def device_nodes(tree: Path) -> list[str]:
-    """Device nodes the host has at its next power-on: one for each card not lost, and the driver's own two."""
+    """Device nodes the host has at its next power-on: one for each card not lost, and the driver's two."""
     path = tree / CARDS_FILE
     if not path.exists():
         return []

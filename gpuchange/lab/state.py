@@ -79,11 +79,15 @@ class LabSpec:
         return f"fd88:{self.index:x}::{host.position:x}"
 
     def machine(self, host: HostSpec) -> str:
-        """Name known to nspawn; short, because the host's cable is called vb-<machine> and names end at 15."""
+        """Name known to nspawn; short, for the host's cable is vb-<machine> and its name ends at 15 letters."""
         return f"{self.bridge}-{host.name}"
 
     def tree(self, host: HostSpec) -> Path:
         return self.subvolumes / host.name
+
+    def snapshot(self, host: HostSpec, label: str) -> Path:
+        """Where the host's tree is kept under `label`."""
+        return self.subvolumes / ".snapshots" / check_name(label) / host.name
 
     def find(self, name: str) -> HostSpec:
         for host in self.hosts:
@@ -102,9 +106,10 @@ def plan_hosts(count: int) -> tuple[HostSpec, ...]:
 
 
 def check_name(name: str) -> str:
+    """The name itself. Raises LabError unless it is fit for paths of labs and snapshots."""
     if not NAME.fullmatch(name):
         raise LabError(
-            f"{name!r} is no lab name",
+            f"{name!r} is no name for a lab or snapshot",
             remedy="use small letters, digits and hyphens, at most 31, for example: lab",
         )
     return name
@@ -126,7 +131,7 @@ def load(name: str) -> LabSpec:
     if not exists(name):
         have = ", ".join(spec.name for spec in all_labs())
         raise LabError(
-            f"there is no lab named {name!r}",
+            f"there is no name for a lab or snapshotd {name!r}",
             why=f"labs under {root()}: {have}" if have else f"no lab is up under {root()}",
             remedy=f"gpuchange lab up --name {name}",
         )

@@ -59,7 +59,7 @@ def require_machine(*, install_tools: bool = False) -> None:
     if missing:
         raise LabError(
             f"the lab needs tools that this machine lacks: {', '.join(missing)}",
-            remedy=f"apt-get install -y --no-install-recommends {' '.join(missing)}   (or: gpuchange lab up --install-tools)",
+            remedy=f"gpuchange lab up --install-tools, or: apt-get install {' '.join(missing)}",
         )
 
 

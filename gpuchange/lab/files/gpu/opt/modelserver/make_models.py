@@ -1,4 +1,4 @@
-"""Fill a directory with the data a change must not lose: the same bytes every time, and some awkward files."""
+"""Fill a directory with the data a change must not lose: always the same bytes, some awkward names."""
 
 import hashlib
 import os
@@ -7,13 +7,13 @@ import sys
 MEBI = 1 << 20
 
 
-def content(name, size):
+def content(name: str, size: int) -> bytes:
     """`size` bytes that depend on the name only."""
     block = hashlib.shake_256(name.encode()).digest(MEBI)
     return (block * (size // MEBI + 1))[:size]
 
 
-def main(directory):
+def main(directory: str) -> None:
     os.makedirs(os.path.join(directory, "checkpoints"), exist_ok=True)
     os.chdir(directory)
     sizes = {

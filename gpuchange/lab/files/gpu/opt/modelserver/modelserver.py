@@ -11,13 +11,14 @@ import os
 import socket
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 DRIVER = "/proc/driver/nvidia/version"
-held = {}
+held: dict[str, Any] = {}
 
 
-def driver_version():
+def driver_version() -> str:
     """Version of the loaded kernel driver, or "" when none is loaded."""
     try:
         with open(DRIVER) as text:
@@ -27,7 +28,7 @@ def driver_version():
     return next((word for word in words if word[:1].isdigit() and "." in word), "")
 
 
-def trouble():
+def trouble() -> str:
     """Why this server cannot serve, or "". Opens the card and the library once they are there."""
     if not driver_version():
         return "the driver is not loaded"
@@ -45,7 +46,7 @@ def trouble():
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         url = urlsplit(self.path)
         if url.path == "/healthz":
             why = trouble()
@@ -57,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.reply(404, {"error": "no such path"})
 
-    def reply(self, code, body):
+    def reply(self, code: int, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode() + b"\n"
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
@@ -66,7 +67,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def stream(self, seconds):
+    def stream(self, seconds: float) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/plain")
         self.send_header("Transfer-Encoding", "chunked")
@@ -79,11 +80,11 @@ class Handler(BaseHTTPRequestHandler):
         self.chunk(b"end\n")
         self.wfile.write(b"0\r\n\r\n")
 
-    def chunk(self, data):
+    def chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         self.wfile.flush()
 
-    def log_message(self, *_):
+    def log_message(self, *_: object) -> None:
         """60 lines a second would only push everything else out of the journal."""
 
 
