@@ -1,0 +1,109 @@
+"""House rules that no tool checks: sizes, what roles must have and must not say, paths, and that docs know every verb."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpuchange.cli.verbs import EXIT_CODES, VERBS
+from gpuchange.providers import PROVIDERS
+
+ROOT = Path(__file__).resolve().parents[1]
+ROLES = ROOT / "playbooks" / "roles"
+FORBIDDEN = ("run_once", "serial", "any_errors_fatal", "set_stats")
+MAX_FILE, MAX_FUNCTION = 400, 40
+TASK_FILES = ("probe", "apply", "undo")
+
+
+def kept() -> list[Path]:
+    """The files of the repository, those not yet committed included."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [ROOT / name for name in listed if (ROOT / name).is_file()]
+
+
+def python_files() -> list[Path]:
+    return [path for path in kept() if path.suffix == ".py"]
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in python_files()}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_FILE} == {}
+
+
+def test_no_function_is_too_long() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}: {name} has {lines} lines"
+        for path in python_files()
+        for name, lines in functions(path)
+        if lines > MAX_FUNCTION
+    ]
+    assert long == []
+
+
+@pytest.mark.parametrize("provider", PROVIDERS, ids=lambda provider: provider.role)
+@pytest.mark.parametrize("tasks", TASK_FILES)
+def test_each_provider_has_its_role_and_every_way_ends_in_a_report(provider, tasks) -> None:
+    listed = yaml.safe_load((ROLES / provider.role / "tasks" / f"{tasks}.yml").read_text())
+    assert listed[-1]["name"] == "report"
+
+
+def test_every_role_belongs_to_a_provider() -> None:
+    known = {provider.role for provider in PROVIDERS} | {"owner_marker"}
+    assert {path.name for path in ROLES.iterdir() if path.is_dir()} <= known
+
+
+def test_playbooks_never_tie_hosts_together() -> None:
+    pattern = re.compile(rf"\b({'|'.join(FORBIDDEN)})\b")
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in sorted((ROOT / "playbooks").rglob("*.yml"))
+        for match in [pattern.search(path.read_text())]
+        if match
+    ]
+    assert found == []
+
+
+def test_the_play_has_only_known_keys() -> None:
+    (play,) = yaml.safe_load((ROOT / "playbooks" / "phase.yml").read_text())
+    assert set(play) <= {"name", "hosts", "gather_facts", "strategy", "vars", "tasks"}
+    assert play["strategy"] == "free"
+    assert play["gather_facts"] is False
+
+
+def test_no_path_of_the_machine_it_was_written_on() -> None:
+    places = "|".join(("/wo" + "rk/", "/tmp/ve" + "nv", r"/root/\.py" + "env", "/home/[a-z]"))
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in kept()
+        if path.suffix not in (".png", ".whl")
+        for match in [re.search(places, path.read_text(errors="replace"))]
+        if match
+    ]
+    assert found == []
+
+
+def prose() -> str:
+    return "\n".join(path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_manual_knows_each_verb(verb: str) -> None:
+    assert f"gpuchange {verb}" in prose()
+
+
+@pytest.mark.parametrize("code", [code for code, _ in EXIT_CODES])
+def test_the_readme_knows_each_exit_code(code: int) -> None:
+    assert f"| {code} |" in (ROOT / "README.md").read_text()
