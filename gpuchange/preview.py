@@ -110,7 +110,7 @@ def build(
     hosts = tuple(
         _host(data, steps, host, looks.get(host, {}), problems.get(host, ())) for host in {**looks, **problems}
     )
-    return Preview(plan.name, hosts, plan.rollout.slots(len(hosts)))
+    return Preview(plan.name, hosts, plan.rollout.max_unavailable_of(len(hosts)))
 
 
 def _host(

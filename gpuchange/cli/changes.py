@@ -5,6 +5,8 @@ Reads the journal only, so that it works without Ansible and while another proce
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +17,7 @@ from gpuchange.cli.words import clean, clock, duration
 from gpuchange.errors import UsageError
 from gpuchange.history import History
 from gpuchange.journal import Journal
+from gpuchange.locking import holder
 from gpuchange.phases import PHASES
 from gpuchange.planner import State, Table, exit_code
 from gpuchange.states import Event, Kind
@@ -54,7 +57,7 @@ class Change:
 
     @property
     def outcome(self) -> str:
-        return story.outcome(self.state, self.code)
+        return story.outcome(self.events, self.state, alive(self.directory))
 
 
 def directories(root: Path) -> list[Path]:
@@ -90,6 +93,20 @@ def read(directory: Path) -> Change:
         state.apply(event)
         history.see(event, state)
     return Change(directory, meta, events, state, history)
+
+
+def alive(directory: Path) -> bool:
+    """Whether a controller on this machine has the change in hand. Taking the lock to find out would disturb one."""
+    label = holder(directory)
+    if label.get("host") != socket.gethostname():
+        return False
+    try:
+        os.kill(int(label["pid"]), 0)
+    except PermissionError:
+        return True
+    except (OSError, KeyError, TypeError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def table(meta: dict[str, Any]) -> Table:
@@ -143,10 +160,10 @@ def questions(found: Change) -> list[str]:
 
 def next_command(found: Change, code: int) -> str:
     """What to run after the change ended with `code`."""
+    if code in (130, 143) or found.outcome in ("stopped before its end", "cut short", "answered, to be resumed"):
+        return f"gpuchange resume {found.id}"
     if code in (5, 6):
         return f"gpuchange status {found.id}"
-    if code in (130, 143) or not found.state.finished:
-        return f"gpuchange resume {found.id}"
     return f"gpuchange report {found.id} -o report.html"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpuchange.cli.words import clean, duration
@@ -74,42 +75,54 @@ _OUTCOME = {
     6: "rollback failed",
 }
 
-_WORKING = {
-    Status.WAITING: "waiting",
-    Status.UNSURE: "to be looked at",
-    Status.FAILED: "failed",
-    Status.HELD: "held",
-    Status.UNDO_FAILED: "rollback failed",
-    Status.UNDO_HELD: "held",
-}
+_ORDERS = frozenset({Kind.RETRY, Kind.MARKED, Kind.TURNED, Kind.LEFT})
 
 
-def outcome(state: State, code: int) -> str:
-    """Where the whole change stands, in the words of the exit codes."""
-    hosts = state.hosts.values()
-    if code in (5, 6) or all(host.finished for host in hosts):
-        return _OUTCOME.get(code, f"exit {code}")
-    if code in (1, 4) and not any(host.touched for host in hosts):
-        return _OUTCOME[code]
-    return "under way" if any(_begun(host) for host in hosts) else "not begun"
+def outcome(events: Sequence[Event], state: State, alive: bool) -> str:
+    """Where the whole change stands. `alive`: a controller has it in hand now."""
+    last = next((event for event in reversed(events) if event.kind in (Kind.CONTROLLER, Kind.ENDED)), None)
+    if alive:
+        return "under way"
+    if last is None:
+        return "not begun"
+    if last.kind is Kind.CONTROLLER:
+        return "cut short"
+    if any(event.kind in _ORDERS and event.seq > last.seq for event in events):
+        return "answered, to be resumed"
+    return ended(int(last.data.get("code", 0)), state)
+
+
+def ended(code: int, state: State) -> str:
+    """What a controller that stopped with `code` left behind."""
+    if code == 5 and not any(host.held or host.failed for host in state.hosts.values()):
+        return "stopped before its end"
+    return _OUTCOME.get(code, f"exit {code}")
 
 
 def standing(host: HostState) -> tuple[str, str]:
     """(where the host stands, at which step): ("done", ""), ("going back", "stack/apt"), ("held", "verify/host")."""
-    key = host.frontier
-    at = "/".join(key) if key else ""
-    if host.left:
-        return "left as it stands", at
-    if host.as_wanted:
-        return "as wanted", ""
-    if key is None or (host.finished and not (host.held or host.failed)):
-        return ("rolled back" if host.turned else "done"), ""
-    word = _WORKING.get(host.steps[key].status)
-    if word and word != "waiting":
-        return word, at
-    if host.turned:
-        return "going back", at
-    return (word or ("working" if _begun(host) else "not begun")), at
+    at = "/".join(host.frontier or ())
+    settled = (
+        (host.left, "left as it stands"),
+        (host.as_wanted and not host.touched, "as wanted"),
+        (host.done, "done"),
+        (host.rolled_back, "rolled back"),
+    )
+    word = next((word for true, word in settled if true), "")
+    return (word, at if host.left else "") if word else (_moving(host), at)
+
+
+def _moving(host: HostState) -> str:
+    status = host.steps[host.frontier].status if host.frontier else Status.DONE
+    words = (
+        (status is Status.UNDO_FAILED, "rollback failed"),
+        (host.held, "held"),
+        (bool(host.turned), "going back"),
+        (host.failed, "failed"),
+        (status is Status.WAITING, "waiting"),
+        (_begun(host), "working"),
+    )
+    return next((word for true, word in words if true), "not begun")
 
 
 def _begun(host: HostState) -> bool:

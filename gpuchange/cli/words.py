@@ -48,11 +48,11 @@ def use_colour(context: click.Context, wanted: bool) -> None:
 
 
 def say(text: str = "") -> None:
-    click.echo(text)
+    click.echo(text, file=sys.stdout)  # named, or click would take an ASCII stream for UTF-8
 
 
 def warn(text: str) -> None:
-    click.echo(text, err=True)
+    click.echo(text, file=sys.stderr)
 
 
 def heading(text: str) -> str:
