@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import gpuchange
-from gpuchange.docs import plan_reference
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from reference import plan_reference  # noqa: E402
 
 project = "gpuchange"
 version = release = gpuchange.__version__
@@ -14,4 +19,4 @@ html_theme = "furo"
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 
-Path(__file__).with_name("plan-reference.md").write_text(plan_reference(), encoding="utf-8")
+(HERE / "plan-reference.md").write_text(plan_reference(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""House rules that no tool checks: sizes, what roles must have and must not say, paths, and that docs know every verb."""
+"""House rules that no tool checks: sizes, what roles must have and must not say, paths, and what the manual knows."""
 
 from __future__ import annotations
 
