@@ -72,7 +72,10 @@ def driver(version: str) -> list[Package]:
             summary="NVIDIA driver support binaries",
             depends=(f"libnvidia-compute-{branch}{exact}", "python3"),
             provides="nvidia-utils",
-            files={"usr/bin/nvidia-smi": File("nvidia-smi", mode=0o755)},
+            files={
+                "usr/bin/nvidia-smi": File("nvidia-smi", mode=0o755),
+                "usr/share/nvidia/smi/smi_fields.py": File("smi_fields.py"),
+            },
             section="non-free/utils",
         ),
         make(

@@ -1,0 +1,155 @@
+"""What nvidia-smi can say about a simulated card: its processes, and each field's text."""
+
+import glob
+import json
+import os
+import time
+
+VERSION = "@UPSTREAM@"
+CARDS = "/run/gpuchange-lab/cards.json"
+
+
+def read(path):
+    with open(path) as file:
+        return file.read()
+
+
+def short_bus(card):
+    return card["pci"][4:]
+
+
+def all_cards():
+    return [dict(card, index=index) for index, card in enumerate(json.loads(read(CARDS))["cards"])]
+
+
+def holders(card):
+    """Pids that hold the card's device node open."""
+    target = "/dev/nvidia{}".format(card["minor"])
+    pids = set()
+    for link in glob.iglob("/proc/[0-9]*/fd/*"):
+        try:
+            if os.readlink(link) == target:
+                pids.add(int(link.split("/")[2]))
+        except OSError:
+            continue
+    return sorted(pids)
+
+
+def process_name(pid):
+    try:
+        return read(f"/proc/{pid}/cmdline").split("\0")[0] or "[Not Found]"
+    except OSError:
+        return "[Not Found]"
+
+
+def processes(card):
+    return [{"pid": pid, "process_name": process_name(pid), "used_gpu_memory": None} for pid in holders(card)]
+
+
+def used_mib(card):
+    return 1 + 518 * len(holders(card))
+
+
+def constant(text):
+    return lambda card: text
+
+
+def key(name, unit=""):
+    return lambda card: "{}{}".format(card[name], " " + unit if unit else "")
+
+
+def watts(name):
+    return lambda card: f"{card[name]:.2f} W"
+
+
+ZERO = constant("0")
+ECC = {
+    f"ecc.errors.{kind}.{span}.{where}": ZERO
+    for kind in ("corrected", "uncorrected")
+    for span in ("volatile", "aggregate")
+    for where in ("total", "device_memory", "dram", "sram")
+}
+SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown", "sw_power_cap")
+THROTTLE = {
+    f"{prefix}.{reason}": constant("Not Active")
+    for prefix in ("clocks_throttle_reasons", "clocks_event_reasons")
+    for reason in SLOWDOWNS
+}
+FIELDS = {
+    "timestamp": lambda c: time.strftime("%Y/%m/%d %H:%M:%S.000"),
+    "driver_version": constant(VERSION),
+    "count": lambda c: str(len(all_cards())),
+    "index": key("index"),
+    "name": key("name"),
+    "uuid": key("uuid"),
+    "serial": key("serial"),
+    "vbios_version": key("vbios"),
+    "pci.bus_id": key("pci"),
+    "pci.domain": constant("0x0000"),
+    "pci.bus": lambda c: "0x" + c["pci"][9:11],
+    "pci.device": lambda c: "0x" + c["pci"][12:14],
+    "pci.device_id": lambda c: "0x{}10DE".format(c["pci_device"].upper()),
+    "pci.sub_device_id": lambda c: "0x{}10DE".format(c["pci_subsystem"].upper()),
+    "pcie.link.gen.current": key("link_gen"),
+    "pcie.link.gen.max": key("link_gen"),
+    "pcie.link.gen.gpucurrent": key("link_gen"),
+    "pcie.link.gen.gpumax": key("link_gen"),
+    "pcie.link.width.current": key("link_width"),
+    "pcie.link.width.max": key("link_width"),
+    "compute_cap": key("compute_capability"),
+    "persistence_mode": key("persistence"),
+    "accounting.mode": constant("Disabled"),
+    "display_mode": constant("Disabled"),
+    "display_active": constant("Disabled"),
+    "compute_mode": constant("Default"),
+    "pstate": constant("P0"),
+    "fan.speed": constant("[N/A]"),
+    "memory.total": key("memory_mib", "MiB"),
+    "memory.reserved": constant("551 MiB"),
+    "memory.used": lambda c: f"{used_mib(c)} MiB",
+    "memory.free": lambda c: "{} MiB".format(c["memory_mib"] - used_mib(c) - 551),
+    "utilization.gpu": constant("0 %"),
+    "utilization.memory": constant("0 %"),
+    "ecc.mode.current": key("ecc"),
+    "ecc.mode.pending": key("ecc"),
+    "mig.mode.current": key("mig"),
+    "mig.mode.pending": key("mig"),
+    "retired_pages.single_bit_ecc.count": constant("[N/A]"),
+    "retired_pages.double_bit.count": constant("[N/A]"),
+    "retired_pages.pending": constant("[N/A]"),
+    "temperature.gpu": key("temperature_c"),
+    "temperature.memory": lambda c: str(c["temperature_c"] + 11),
+    "power.management": constant("Enabled"),
+    "power.draw": watts("power_draw_w"),
+    "power.limit": watts("power_limit_w"),
+    "enforced.power.limit": watts("power_limit_w"),
+    "power.default_limit": watts("power_limit_w"),
+    "power.min_limit": constant("200.00 W"),
+    "power.max_limit": watts("power_limit_w"),
+    "clocks.current.graphics": key("clock_sm_mhz", "MHz"),
+    "clocks.current.sm": key("clock_sm_mhz", "MHz"),
+    "clocks.current.memory": key("clock_mem_mhz", "MHz"),
+    "clocks.max.graphics": key("clock_sm_max_mhz", "MHz"),
+    "clocks.max.sm": key("clock_sm_max_mhz", "MHz"),
+    "clocks.max.memory": key("clock_mem_max_mhz", "MHz"),
+    "clocks.applications.graphics": key("clock_sm_max_mhz", "MHz"),
+    "clocks.applications.memory": key("clock_mem_max_mhz", "MHz"),
+    "clocks_throttle_reasons.active": constant("0x0000000000000001"),
+    "clocks_event_reasons.active": constant("0x0000000000000001"),
+    "gpu_serial": key("serial"),
+    "gpu_bus_id": key("pci"),
+    "gpu_uuid": key("uuid"),
+    "gpu_name": key("name"),
+}
+FIELDS.update(ECC)
+FIELDS.update(THROTTLE)
+ALIASES = {
+    f"clocks.{short}": f"clocks.current.{name}" for short, name in (("gr", "graphics"), ("sm", "sm"), ("mem", "memory"))
+}
+HEADINGS = {" MiB": " [MiB]", " MHz": " [MHz]", " W": " [W]", " %": " [%]"}
+APP_FIELDS = ("timestamp", "gpu_name", "gpu_bus_id", "gpu_serial", "gpu_uuid", "pid", "process_name", "used_gpu_memory")
+APP_ALIASES = {"name": "process_name", "used_memory": "used_gpu_memory"}
+
+
+def unit_of(text):
+    return next((unit for unit in HEADINGS if text.endswith(unit)), "")
