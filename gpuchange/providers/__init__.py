@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from gpuchange.providers.baseline.gpu import PROVIDER as BASELINE_GPU
 from gpuchange.providers.contract import Provider
 from gpuchange.providers.preflight.host import PROVIDER as PREFLIGHT_HOST
 from gpuchange.providers.record.host import PROVIDER as RECORD_HOST
+from gpuchange.providers.seal.host import PROVIDER as SEAL_HOST
+from gpuchange.providers.verify.host import PROVIDER as VERIFY_HOST
 
 PROVIDERS: tuple[Provider, ...] = (
     PREFLIGHT_HOST,
     RECORD_HOST,
+    SEAL_HOST,
+    BASELINE_GPU,
+    VERIFY_HOST,
 )
 
 

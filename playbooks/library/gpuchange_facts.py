@@ -10,17 +10,17 @@ description:
   - Collects identity, space, packages, driver, cards, CUDA, cuDNN, units and GPU users within seconds. No command is
     waited for beyond its deadline; one that hangs is reported as hung.
   - With args.manifest it makes (or attaches to) the hash manifest as a host unit, and reports running until it ended.
-  - With args.function it tests the cards through the CUDA driver API.
+  - With args.function it tests the cards through the CUDA driver API, with args.bench it measures those that work.
   - mode probe collects the facts only and leaves no trace on the host.
 options:
   mode: {type: str, choices: [probe, apply, undo], required: true, description: What to do.}
   owner: {type: dict, required: true, description: "change, controller, fence, reason, ticket"}
-  args: {type: dict, default: {}, description: "paths, services, space, smi_deadline_s, guard, manifest, function"}
+  args: {type: dict, default: {}, description: "paths, services, space, guard, manifest, function, bench"}
   step: {type: dict, default: {}, description: "phase, provider, direction"}
 author: gpuchange
 """
 EXAMPLES = "- gpuchange_facts: {mode: apply, owner: '{{ gpuchange_owner }}', args: {paths: [/srv/models]}}"
-RETURN = "report: {type: dict, returned: always, description: 'state, facts, errors, manifest, function'}"
+RETURN = "report: {type: dict, returned: always, description: 'state, facts, errors, manifest, function, bench'}"
 
 import time  # noqa: E402
 from concurrent.futures import ThreadPoolExecutor  # noqa: E402
@@ -30,6 +30,7 @@ from ansible.module_utils import gpuchange_facts_gpu as gpu  # noqa: E402
 from ansible.module_utils import gpuchange_facts_host as host  # noqa: E402
 from ansible.module_utils import gpuchange_gpu_users  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.gpuchange_cuda import bench_test, function_test  # noqa: E402
 from ansible.module_utils.gpuchange_host import (  # noqa: E402
     args_of,
     finish,
@@ -43,6 +44,9 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
 from ansible.module_utils.gpuchange_manifest import manifest_unit  # noqa: E402
 from ansible.module_utils.gpuchange_packages import packages_snapshot  # noqa: E402
 
+MANIFEST_WAIT_S = 10.0
+SMI_DEADLINE_S = 15.0
+TEST_DEADLINE_S = 30.0
 SPACE = ["/", "/boot", "/var/lib/gpuchange", "/var/cache/apt", "/usr/local", "/lib/modules"]
 
 
@@ -56,7 +60,7 @@ def collectors(args: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "space": lambda: host.space(SPACE + paths + list(args.get("space", []))),
         "paths": lambda: host.paths(paths),
         "services": lambda: host.units(args.get("services", [])),
-        "smi": lambda: gpu.smi(float(args.get("smi_deadline_s", 20))),
+        "smi": lambda: gpu.smi(float(args.get("smi_deadline_s", SMI_DEADLINE_S))),
         "pci": gpu.pci,
         "loaded": gpu.loaded,
         "on_disk": gpu.on_disk,
@@ -90,13 +94,11 @@ def collect(args: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     return facts, errors
 
 
-def function_test(wanted: bool) -> dict[str, Any] | None:
-    """The cards' test through the driver API, in a child process: a broken driver may kill it, not us."""
-    if not wanted:
-        return None
-    from ansible.module_utils.gpuchange_cuda import function_test as test
-
-    return dict(test())
+def gpu_tests(args: dict[str, Any]) -> dict[str, Any]:
+    """The cards' tests through the driver API, each in a child process: a broken driver may kill that, not us."""
+    function = function_test(TEST_DEADLINE_S) if args.get("function") else None
+    works = function is None or bool(function["ok"])
+    return {"function": function, "bench": bench_test(TEST_DEADLINE_S) if args.get("bench") and works else None}
 
 
 def guard(module: AnsibleModule) -> None:
@@ -114,14 +116,13 @@ def main() -> None:
     manifest = None
     if args.get("manifest") and mode_of(module) != "probe":
         with owned(module):
-            manifest = manifest_unit(module, args["manifest"], wait_s=float(args.get("wait_s", 20)))
+            manifest = manifest_unit(module, args["manifest"], wait_s=MANIFEST_WAIT_S)
         if manifest["state"] != "done":
             finish(module, manifest["state"], why=manifest["why"], progress=manifest.get("progress", {}))
     facts, errors = collect(args)
-    # Facts alone are not the step: a probe answers "do it again", which costs little and repeats nothing.
-    state = "not_done" if mode_of(module) == "probe" else "done"
-    function = function_test(bool(args.get("function")) and mode_of(module) != "probe")
-    finish(module, state, facts=facts, errors=errors, manifest=(manifest or {}).get("summary"), function=function)
+    if mode_of(module) == "probe":  # facts alone are not the step: doing it again costs little and repeats nothing
+        finish(module, "not_done", facts=facts, errors=errors)
+    finish(module, "done", facts=facts, errors=errors, manifest=(manifest or {}).get("summary"), **gpu_tests(args))
 
 
 if __name__ == "__main__":

@@ -25,14 +25,17 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any, Dict, Iterator, List, Optional, Tuple
 
+try:
+    from ansible.module_utils import gpuchange_manifest_stream as stream
+except ImportError:  # a program now: its copy lies beside it
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import gpuchange_manifest_stream as stream  # type: ignore[import-not-found,no-redef]
+
 CHUNK = 1024 * 1024
 WINDOW = 128  # files in flight, each with an open handle
 TRIES = 3  # a file that changes while it is read is read again
-SHOWN = 20  # names kept for each kind of difference
 YOUNG_NS = 1_000_000_000  # so near to its hashing a change need not show in the times: such a hash is not reused
 
-Entry = Dict[str, Any]
-Key = Tuple[bytes, ...]
 KINDS = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "dir",
@@ -42,21 +45,8 @@ KINDS = {
     stat.S_IFBLK: "block",
     stat.S_IFCHR: "char",
 }
-CONTENT = ("kind", "sha256", "target", "size", "rdev")
-METADATA = ("mode", "uid", "gid", "mtime_ns", "xattr", "nlink")
+Entry = Dict[str, Any]
 UNMOVED = ("kind", "size", "mtime_ns", "ctime_ns", "ino")
-
-
-def to_text(name: bytes) -> str:
-    return name.decode("utf-8", "surrogateescape")
-
-
-def to_bytes(name: str) -> bytes:
-    return name.encode("utf-8", "surrogateescape")
-
-
-def key_of(path: bytes) -> Key:
-    return tuple(path.rstrip(b"/").split(b"/"))
 
 
 # ------------------------------------------------------------------------------------------- walking
@@ -66,8 +56,8 @@ class Found:
     """One name of a tree: its key in the order of the manifest, and its entry without the hash."""
 
     def __init__(self, path: bytes, status: os.stat_result) -> None:
-        self.key = key_of(path)
-        self.entry: Entry = {"path": to_text(path), "kind": KINDS.get(stat.S_IFMT(status.st_mode), "other")}
+        self.key = stream.key_of(path)
+        self.entry: Entry = {"path": stream.to_text(path), "kind": KINDS.get(stat.S_IFMT(status.st_mode), "other")}
         self.entry.update(
             mode=stat.S_IMODE(status.st_mode),
             uid=status.st_uid,
@@ -186,40 +176,10 @@ def xattr_digest(path: bytes) -> str:
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest() if pairs else ""
 
 
-# ------------------------------------------------------------------------------------------- manifests as streams
+# ------------------------------------------------------------------------------------------- making
 
 
-class Reader:
-    """A manifest read forward only, in its order. A torn last line (power cut) ends it."""
-
-    def __init__(self, path: str) -> None:
-        self.file: Optional[IO[bytes]] = None
-        with contextlib.suppress(FileNotFoundError):
-            self.file = open(path, "rb")  # noqa: SIM115
-        self.key: Optional[Key] = None
-        self.entry: Entry = {}
-        self.step()
-
-    def step(self) -> None:
-        self.key, self.entry = None, {}
-        line = self.file.readline() if self.file else b""
-        if line.endswith(b"\n"):
-            with contextlib.suppress(ValueError, KeyError, AttributeError):
-                self.entry = json.loads(line)
-                self.key = key_of(to_bytes(self.entry["path"]))
-
-    def at(self, key: Key) -> Optional[Entry]:
-        """The entry of this key. Keys must be asked for in ascending order."""
-        while self.key is not None and self.key < key:
-            self.step()
-        return self.entry if self.key == key else None
-
-    def close(self) -> None:
-        if self.file:
-            self.file.close()
-
-
-def known_hash(readers: List[Reader], found: Found) -> Optional[Entry]:
+def known_hash(readers: List[stream.Reader], found: Found) -> Optional[Entry]:
     """What an earlier manifest knows of this very file, if it has not moved since."""
     answers = [reader.at(found.key) for reader in readers]
     for old in answers:
@@ -245,13 +205,13 @@ class Maker:
         self.content, self.metadata, self.whole = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
         self.began = self.told = time.monotonic()
 
-    def make(self, readers: List[Reader]) -> None:
-        walker = Walker([to_bytes(path) for path in self.job.get("exclude", [])])
+    def make(self, readers: List[stream.Reader]) -> None:
+        walker = Walker([stream.to_bytes(path) for path in self.job.get("exclude", [])])
         waiting: "deque[Future[Entry]]" = deque()
         with ThreadPoolExecutor(max_workers=int(self.job.get("threads") or os.cpu_count() or 2)) as pool:
-            for root, shown in sorted(self.job["roots"], key=lambda pair: key_of(to_bytes(pair[1]))):
-                for found, parent, name in walker.walk(to_bytes(root), to_bytes(shown)):
-                    real = to_bytes(root) + to_bytes(found.entry["path"])[len(to_bytes(shown)) :]
+            for root, shown in sorted(self.job["roots"], key=lambda pair: stream.key_of(stream.to_bytes(pair[1]))):
+                for found, parent, name in walker.walk(stream.to_bytes(root), stream.to_bytes(shown)):
+                    real = stream.to_bytes(root) + stream.to_bytes(found.entry["path"])[len(stream.to_bytes(shown)) :]
                     waiting.append(self._begin(pool, readers, found, parent, name, real))
                     while len(waiting) >= WINDOW or (waiting and waiting[0].done()):
                         self.take(waiting.popleft().result())
@@ -261,7 +221,7 @@ class Maker:
     def _begin(
         self,
         pool: ThreadPoolExecutor,
-        readers: List[Reader],
+        readers: List[stream.Reader],
         found: Found,
         parent: Optional[int],
         name: bytes,
@@ -270,7 +230,7 @@ class Maker:
         entry = found.entry
         if entry["kind"] == "link":
             with contextlib.suppress(OSError):
-                entry["target"] = to_text(os.readlink(name, dir_fd=parent))
+                entry["target"] = stream.to_text(os.readlink(name, dir_fd=parent))
         if entry["kind"] != "file":
             return _settled(_with_xattr(entry, real))
         old = known_hash(readers, found)
@@ -288,11 +248,13 @@ class Maker:
         line = json.dumps(entry, sort_keys=True).encode() + b"\n"
         self.out.write(line)
         self.whole.update(line)
-        identity = [entry["path"]] + [entry.get(name) for name in CONTENT]
+        identity = [entry["path"]] + [entry.get(name) for name in stream.CONTENT]
         self.content.update(json.dumps(identity).encode() + b"\n")
-        self.metadata.update(json.dumps([entry["path"]] + [entry.get(name) for name in METADATA]).encode() + b"\n")
+        self.metadata.update(
+            json.dumps([entry["path"]] + [entry.get(name) for name in stream.METADATA]).encode() + b"\n"
+        )
         if entry.get("sha256"):
-            self.sums.write(sum_line(entry["sha256"], to_bytes(entry["path"])))
+            self.sums.write(sum_line(entry["sha256"], stream.to_bytes(entry["path"])))
         if time.monotonic() - self.told > 1.0:
             self.tell()
 
@@ -306,7 +268,7 @@ class Maker:
         for kind, present in (("busy", entry.get("busy")), ("unreadable", entry.get("error"))):
             if present:
                 self.totals[kind] += 1
-                if len(self.names[kind]) < SHOWN:
+                if len(self.names[kind]) < stream.SHOWN:
                     self.names[kind].append("%s%s" % (entry["path"], " (%s)" % present if present is not True else ""))
 
     def tell(self) -> None:
@@ -345,51 +307,6 @@ def sum_line(digest: str, path: bytes) -> bytes:
     return (b"\\" if escaped != path else b"") + digest.encode() + b"  " + escaped + b"\n"
 
 
-# ------------------------------------------------------------------------------------------- comparing
-
-
-def compare(expected: str, found: str) -> Dict[str, Any]:
-    """Differences of two manifests: counts and first names of mismatch, missing, extra, metadata, unreadable."""
-    result: Dict[str, Any] = {"checked": 0, "expected": 0, "equal": 0}
-    names: Dict[str, List[str]] = {kind: [] for kind in ("mismatch", "missing", "extra", "metadata", "unreadable")}
-    counts = dict.fromkeys(names, 0)
-    one, two = Reader(expected), Reader(found)
-    while one.key is not None or two.key is not None:
-        kind, entry = _difference(one, two)
-        result["expected"] += one.key is not None and kind != "extra"
-        result["checked"] += kind in ("", "mismatch", "metadata")
-        result["equal"] += kind == ""
-        if kind:
-            counts[kind] += 1
-            if len(names[kind]) < SHOWN:
-                names[kind].append(entry["path"])
-        _advance(one, two, kind)
-    one.close()
-    two.close()
-    return dict(result, **counts, names={kind: shown for kind, shown in names.items() if shown})
-
-
-def _difference(one: Reader, two: Reader) -> Tuple[str, Entry]:
-    if two.key is None or (one.key is not None and one.key < two.key):
-        return "missing", one.entry
-    if one.key is None or two.key < one.key:
-        return "extra", two.entry
-    if two.entry.get("error") or two.entry.get("busy") or one.entry.get("error") or one.entry.get("busy"):
-        return "unreadable", two.entry
-    if any(one.entry.get(name) != two.entry.get(name) for name in CONTENT):
-        return "mismatch", two.entry
-    if any(one.entry.get(name) != two.entry.get(name) for name in METADATA):
-        return "metadata", two.entry
-    return "", two.entry
-
-
-def _advance(one: Reader, two: Reader, kind: str) -> None:
-    if kind != "extra":
-        one.step()
-    if kind != "missing":
-        two.step()
-
-
 # ------------------------------------------------------------------------------------------- the job
 
 
@@ -416,7 +333,7 @@ def run_job(job: Dict[str, Any]) -> Dict[str, Any]:
     torn = out + ".jsonl.torn"
     if os.path.exists(out + ".jsonl.new"):  # an earlier try was interrupted: what it read need not be read again
         os.replace(out + ".jsonl.new", torn)
-    readers = [Reader(path) for path in [torn, *list(job.get("previous", []))]]
+    readers = [stream.Reader(path) for path in [torn, *list(job.get("previous", []))]]
     with open(out + ".jsonl.new", "wb") as lines, open(out + ".sha256.new", "wb") as sums:
         maker = Maker(job, lines, sums)
         maker.make(readers)
@@ -431,7 +348,7 @@ def run_job(job: Dict[str, Any]) -> Dict[str, Any]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(leftover)
     summary = maker.summary()
-    return dict(summary, compare=compare(expected, out + ".jsonl")) if expected else summary
+    return dict(summary, compare=stream.compare(expected, out + ".jsonl")) if expected else summary
 
 
 def main(path: str) -> int:

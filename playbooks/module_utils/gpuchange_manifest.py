@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from ansible.module_utils import gpuchange_hashing
+from ansible.module_utils import gpuchange_hashing, gpuchange_manifest_stream
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpuchange_host import read_json, state_dir, state_path, write_atomic
 from ansible.module_utils.gpuchange_unit import UnitName, host_unit, install_script, unit_name
@@ -26,6 +26,7 @@ def manifest_unit(module: AnsibleModule, wanted: dict[str, Any], wait_s: float) 
     os.makedirs(state_dir(module), mode=0o700, exist_ok=True)
     job = state_path(module, "%s.job.json" % wanted["name"])
     write_atomic(job, job_of(module, wanted))
+    install_script(module, gpuchange_manifest_stream)
     script = install_script(module, gpuchange_hashing)
     result = host_unit(module, STEP, [sys.executable, "-I", script, job], wait_s=wait_s, deadline_s=DEADLINE_S)
     if result["state"] == "running":

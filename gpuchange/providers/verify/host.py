@@ -1,0 +1,147 @@
+"""verify/host: identity, versions by every witness, files, GPU function and speed, against the seal and the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from gpuchange.checks import benchmark, gpu_function, identity, snapshot, wanted
+from gpuchange.checks import manifest as manifests
+from gpuchange.checks.snapshot import Snapshot, mapping
+from gpuchange.providers.contract import HostView, Mode, Params, Provider
+from gpuchange.providers.facts import (
+    SEAL,
+    FactsReport,
+    base_args,
+    evidence,
+    manifest_args,
+    sealed,
+)
+from gpuchange.providers.facts import wanted as wanted_versions
+from gpuchange.providers.types import Duration, Percent
+from gpuchange.reports import Verdict, by_state
+
+BASELINE = "baseline/gpu"
+LOOK_AGAIN_S = 5.0
+
+
+class VerifyParams(Params):
+    """What must hold before the host serves again."""
+
+    tolerance: Percent = Field(10.0, description="How much slower than the baseline a card may be.")
+    settle: Duration = Field(60, description="How long services and cards may take to come up after the change.")
+    hashes: bool = Field(True, description="Compare the hash manifest with the seal's.")
+
+
+def args(view: HostView, _mode: Mode) -> dict[str, Any]:
+    name = "seal" if evidence(view, SEAL) else "record"
+    kept = manifests.parse(sealed(view).get("manifest")) if view.params.get("hashes", True) else None
+    return {
+        **base_args(view),
+        "function": True,
+        "bench": bool(_baseline(view)),
+        "manifest": manifest_args(view, "verify", name, kept.jsonl_sha256) if kept else None,
+    }
+
+
+def _baseline(view: HostView) -> dict[str, Any]:
+    result = mapping(evidence(view, BASELINE).get("result"))
+    return result if result.get("ok") else {}
+
+
+def may_change(view: HostView) -> frozenset[str]:
+    """What of the machine's identity the plan's change providers declare that they move."""
+    from gpuchange import providers  # the registry imports this module
+
+    chosen = view.plan.get("change")
+    names = [str(mapping(row).get("provider")) for row in chosen] if isinstance(chosen, list | tuple) else []
+    found = [providers.find("change", name) for name in names]
+    return frozenset(what for row in found if row for what in row.may_change)
+
+
+def judge(view: HostView, report: FactsReport) -> Verdict:
+    if report.state != "done":
+        return by_state(report)
+    before, now = snapshot.parse(sealed(view).get("facts") or {}), report.picture
+    settling = _settling(sealed(view).get("facts") or {}, report, now)
+    if settling and view.waited < view.params.get("settle", 60):
+        return Verdict.again(LOOK_AGAIN_S, "; ".join(settling))
+    moved = _moved(view, before, now, report)
+    versions = wanted.compare(wanted_versions(view), before, now)
+    failed = [f"{name} could not be looked at: {why}" for name, why in sorted(report.errors.items())]
+    failed += settling + _missing_cards(before, now) + [found.says for found in versions if not found.ok]
+    good = [found.says for found in versions if found.ok]
+    for fine, line in (*_function(view, report, before), *_files(view, report), *_speed(view, report)):
+        (good if fine else failed).append(line)
+    lines = (*moved, *failed, *good)
+    if failed:
+        return Verdict.reject("; ".join([*failed, *moved]), lines)
+    return Verdict.hold("; ".join(moved), lines) if moved else Verdict.accept("verified", lines)
+
+
+def _settling(before: Any, report: FactsReport, now: Snapshot) -> list[str]:
+    """What may come by itself: units that are starting, cards that do not answer yet."""
+    found = [] if now.smi.ok or not (now.pci or now.driver.userspace) else [now.smi.why]
+    was, states = mapping(before.get("services")), mapping(report.facts.get("services"))
+    for name, row in states.items():
+        active = mapping(row).get("active")
+        if mapping(was.get(name)).get("active") == "active" and active in ("inactive", "failed", "activating"):
+            found.append(f"{name} should be active, is {active}")
+    return found
+
+
+def _moved(view: HostView, before: Snapshot, now: Snapshot, report: FactsReport) -> list[str]:
+    """Identity that moved without leave: another machine, or another card in a slot. A human must look."""
+    same_slot = [card for card in before.cards if card.bus_id in {other.bus_id for other in now.cards}]
+    seen = [card for card in now.cards if card.bus_id in {other.bus_id for other in before.cards}]
+    machine = identity.moved(sealed(view).get("facts") or {}, report.facts)
+    return [*machine, *identity.compare_cards(same_slot, seen, now.pci, may_change(view))]
+
+
+def _missing_cards(before: Snapshot, now: Snapshot) -> list[str]:
+    if not now.smi.ok:
+        return []  # said already
+    gone = [card for card in before.cards if card.bus_id not in {other.bus_id for other in now.cards}]
+    lines = identity.compare_cards(before.cards, now.cards, now.pci, ("gpu_uuid", "serial", "gpu_name")) if gone else ()
+    return list(lines)
+
+
+def _function(view: HostView, report: FactsReport, before: Snapshot) -> list[tuple[bool, str]]:
+    cards = [card.uuid for card in before.cards if card.uuid]
+    swapped = "gpu_uuid" in may_change(view)
+    verdict = gpu_function.judge_function(report.function or {}, len(before.cards) if swapped or not cards else cards)
+    if verdict.outcome == "accept":
+        return [(True, f"GPU function: {line}") for line in verdict.findings] or [
+            (True, f"GPU function: {verdict.why}")
+        ]
+    return [(False, f"GPU function: {line}") for line in verdict.findings or (verdict.why,)]
+
+
+def _files(view: HostView, report: FactsReport) -> list[tuple[bool, str]]:
+    if not view.params.get("hashes", True) or not manifests.parse(sealed(view).get("manifest")):
+        return []
+    now = manifests.parse(report.manifest)
+    return [manifests.proof(now)] if now else [(False, "manifest: not made")]
+
+
+def _speed(view: HostView, report: FactsReport) -> list[tuple[bool, str]]:
+    before = _baseline(view)
+    if not before:
+        return []
+    if not report.bench or not report.bench.get("ok"):
+        return [(False, f"benchmark: {(report.bench or {}).get('why') or 'not measured'}")]
+    found = benchmark.compare(before, report.bench, float(view.params.get("tolerance", 10.0)))
+    return [(row.ok, f"benchmark: {row.sentence}") for row in found]
+
+
+PROVIDER = Provider(
+    phase="verify",
+    name="host",
+    does="Prove identity, versions, files, GPU function and speed against the seal and the plan.",
+    params=VerifyParams,
+    report=FactsReport,
+    args=args,
+    judge=judge,
+    estimate_s=10.0,
+)

@@ -1,0 +1,103 @@
+"""Hash manifests as streams: read in their order, compared in bounded memory. Standard library only.
+
+A manifest has one JSON entry a line, in depth-first order of the names as bytes. Its keys:
+  path (bytes that are no UTF-8 as lone surrogates), kind, mode, uid, gid, mtime_ns, ctime_ns, ino, and as they apply
+  size, nlink, sha256, target, rdev, xattr; error (EIO, ...) or busy (it changed while it was read) instead of a hash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import IO, Any, Dict, List, Optional, Tuple
+
+SHOWN = 20  # names kept for each kind of difference
+
+Entry = Dict[str, Any]
+Key = Tuple[bytes, ...]
+CONTENT = ("kind", "sha256", "target", "size", "rdev")
+METADATA = ("mode", "uid", "gid", "mtime_ns", "xattr", "nlink")
+
+
+def to_text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def to_bytes(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def key_of(path: bytes) -> Key:
+    return tuple(path.rstrip(b"/").split(b"/"))
+
+
+class Reader:
+    """A manifest read forward only, in its order. A torn last line (power cut) ends it."""
+
+    def __init__(self, path: str) -> None:
+        self.file: Optional[IO[bytes]] = None
+        with contextlib.suppress(FileNotFoundError):
+            self.file = open(path, "rb")  # noqa: SIM115
+        self.key: Optional[Key] = None
+        self.entry: Entry = {}
+        self.step()
+
+    def step(self) -> None:
+        self.key, self.entry = None, {}
+        line = self.file.readline() if self.file else b""
+        if line.endswith(b"\n"):
+            with contextlib.suppress(ValueError, KeyError, AttributeError):
+                self.entry = json.loads(line)
+                self.key = key_of(to_bytes(self.entry["path"]))
+
+    def at(self, key: Key) -> Optional[Entry]:
+        """The entry of this key. Keys must be asked for in ascending order."""
+        while self.key is not None and self.key < key:
+            self.step()
+        return self.entry if self.key == key else None
+
+    def close(self) -> None:
+        if self.file:
+            self.file.close()
+
+
+def compare(expected: str, found: str) -> Dict[str, Any]:
+    """Differences of two manifests: counts and first names of mismatch, missing, extra, metadata, unreadable."""
+    result: Dict[str, Any] = {"checked": 0, "expected": 0, "equal": 0}
+    names: Dict[str, List[str]] = {kind: [] for kind in ("mismatch", "missing", "extra", "metadata", "unreadable")}
+    counts = dict.fromkeys(names, 0)
+    one, two = Reader(expected), Reader(found)
+    while one.key is not None or two.key is not None:
+        kind, entry = _difference(one, two)
+        result["expected"] += one.key is not None and kind != "extra"
+        result["checked"] += kind in ("", "mismatch", "metadata")
+        result["equal"] += kind == ""
+        if kind:
+            counts[kind] += 1
+            if len(names[kind]) < SHOWN:
+                names[kind].append(entry["path"])
+        _advance(one, two, kind)
+    one.close()
+    two.close()
+    return dict(result, **counts, names={kind: shown for kind, shown in names.items() if shown})
+
+
+def _difference(one: Reader, two: Reader) -> Tuple[str, Entry]:
+    if two.key is None or (one.key is not None and one.key < two.key):
+        return "missing", one.entry
+    if one.key is None or two.key < one.key:
+        return "extra", two.entry
+    if two.entry.get("error") or two.entry.get("busy") or one.entry.get("error") or one.entry.get("busy"):
+        return "unreadable", two.entry
+    if any(one.entry.get(name) != two.entry.get(name) for name in CONTENT):
+        return "mismatch", two.entry
+    if any(one.entry.get(name) != two.entry.get(name) for name in METADATA):
+        return "metadata", two.entry
+    return "", two.entry
+
+
+def _advance(one: Reader, two: Reader, kind: str) -> None:
+    if kind != "extra":
+        one.step()
+    if kind != "missing":
+        two.step()
