@@ -1,4 +1,4 @@
-"""Verbs for a change that exists: resume, rollback, resolve, pause, abort, unlock."""
+"""Verbs for a change that exists: resume, rollback, resolve, pause, abort."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "resolve": ("gpuchange.cli.going:resolve", "Answer for a host that waits for a human."),
     "pause": ("gpuchange.cli.going:pause", "Let what runs finish, start nothing more."),
     "abort": ("gpuchange.cli.going:abort", "End a change: hosts not yet begun are left as they are."),
+    "unlock": ("gpuchange.cli.unlocking:unlock", "Show which change owns hosts, or take its markers away."),
     "status": ("gpuchange.cli.seeing:status", "Where each host of a change stands."),
     "list": ("gpuchange.cli.seeing:list_changes", "The changes kept here, newest first."),
     "show": ("gpuchange.cli.seeing:show", "A change's events, one line each."),
