@@ -99,8 +99,8 @@ class LabSpec:
 
 def plan_hosts(count: int) -> tuple[HostSpec, ...]:
     """lb1 at .10, gpu1 at .11 and so on."""
-    if not 1 <= count <= 200:
-        raise LabError(f"a lab has 1 to 200 GPU hosts, not {count}")
+    if not 1 <= count <= 99:
+        raise LabError(f"a lab has 1 to 99 GPU hosts, not {count}")
     gpus = (HostSpec(f"gpu{n}", "gpu", 10 + n) for n in range(1, count + 1))
     return (HostSpec("lb1", "lb", 10), *gpus)
 

@@ -1,0 +1,49 @@
+"""Fixtures over a real lab. Needs root on a Debian-like machine; elsewhere the tests are skipped, saying why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuchange.errors import LabError
+from gpuchange.lab import Lab, state
+from gpuchange.lab.tools import require_machine
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.lab)
+
+
+def lab_name(worker: str = "") -> str:
+    """One lab a pytest-xdist worker; GPUCHANGE_TEST_LAB names it, so that several test runs share a machine."""
+    base = os.environ.get("GPUCHANGE_TEST_LAB") or f"test-{os.getppid() if worker else os.getpid()}"
+    return f"{base}-{worker}" if worker else base
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """A lab of 3 GPU hosts with 2 cards each and lb1; torn down at the end unless it was up before."""
+    try:
+        require_machine()
+    except LabError as error:
+        pytest.skip(str(error))
+    name = lab_name(os.environ.get("PYTEST_XDIST_WORKER", ""))
+    was_up = state.exists(name)
+    made = Lab.up(name, hosts=3, gpus=2)
+    yield made
+    if not was_up:
+        made.down()
+
+
+@pytest.fixture
+def fresh_hosts(lab: Lab) -> Lab:
+    """The lab with every host as first laid out, running, and all in service at HAProxy."""
+    lab.restore("start")
+    return lab
