@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuchange import __version__, content, inventory
-from gpuchange.errors import GpuchangeError, VersionMismatch
+from gpuchange.errors import InventoryError, VersionMismatch
 from gpuchange.journal import Journal
 from gpuchange.phases import PHASES
 from gpuchange.plan import Plan, load
@@ -27,6 +27,8 @@ from gpuchange.planner import Limits, State, Step, Table
 from gpuchange.providers.contract import HostView, Provider
 from gpuchange.reports import REPORT_SCHEMA
 from gpuchange.states import Event, Kind
+
+JOURNAL = "journal.db"
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def create(root: Path, plan_path: Path, connection: Connection) -> Path:
     Raises PlanError, InventoryError; leaves nothing behind when it raises.
     """
     plan = load(plan_path)
-    sources = connection.inventory or _plan_inventory(plan, plan_path)
+    sources = connection.inventory or _plan_inventory(plan)
     found = inventory.resolve(sources, connection.limit, plan.hosts, vault_ids=connection.vault_ids)
     home = root / new_id(plan.name)
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,7 +91,7 @@ def create(root: Path, plan_path: Path, connection: Connection) -> Path:
         kept = inventory.freeze(sources, frozen / "inventory")
         meta = _meta(home.name, plan, list(found.hosts), [_relative(path, frozen) for path in kept], frozen)
         _private(building)
-        with Journal.create(building, meta) as journal:
+        with Journal.create(building / JOURNAL, meta) as journal:
             journal.append([Event(Kind.CREATED, data={"hosts": list(found.hosts), "plan": plan.name})])
         building.rename(home)
     except BaseException:
@@ -98,12 +100,12 @@ def create(root: Path, plan_path: Path, connection: Connection) -> Path:
     return home
 
 
-def _plan_inventory(plan: Plan, plan_path: Path) -> tuple[str, ...]:
+def _plan_inventory(plan: Plan) -> tuple[str, ...]:
     if plan.inventory:
         return tuple(plan.inventory_sources())
-    raise GpuchangeError(
+    raise InventoryError(
         "no inventory is named",
-        where=str(plan_path),
+        where=plan.source,
         remedy="give one with -i, or write `inventory: FILE` into the plan",
     )
 
@@ -144,7 +146,7 @@ class Change:
     @classmethod
     def open(cls, home: Path, *, readonly: bool = False) -> Change:
         """Fold the journal. Raises LockedError (another controller), VersionMismatch, JournalError, PlanError."""
-        journal = Journal.open(home, readonly=readonly)
+        journal = Journal.open(home / JOURNAL, readonly=readonly)
         try:
             plan = load(home / "frozen" / "plan.yaml")
             table = table_of(plan)

@@ -1,0 +1,232 @@
+"""The engine against fake hosts: forward, failure and rollback, waits, lost hosts, holds, crashes at every moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuchange import change as changes
+from gpuchange import engine as engines
+from gpuchange.change import Change, Connection
+from gpuchange.errors import NeedsOperator, UsageError
+from gpuchange.states import Event, Kind, Status
+from tests.fleetfake import World
+
+PLAN = """\
+version: 1
+name: test
+reason: because
+inventory: inventory.yaml
+hosts: [all]
+rollout: {max_unavailable: 1, canary: 0, unreachable_timeout: 10s}
+baseline: skip
+"""
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Callable[..., Path]:
+    def create(hosts: int = 1, **rollout: Any) -> Path:
+        names = "".join(f"    h{n}: {{}}\n" for n in range(1, hosts + 1))
+        (tmp_path / "inventory.yaml").write_text(f"all:\n  hosts:\n{names}")
+        extra = "".join(f", {key}: {value}" for key, value in rollout.items())
+        (tmp_path / "plan.yaml").write_text(PLAN.replace("10s}", f"10s{extra}}}"))
+        return changes.create(tmp_path / "state", tmp_path / "plan.yaml", Connection())
+
+    return create
+
+
+def run(home: Path, world: World, **more: Any) -> int:
+    engine = engines.Engine(home, Connection(), player=world.play, **more)
+    try:
+        return engine.run()
+    finally:
+        engine.close()
+
+
+def events(home: Path) -> list[Event]:
+    change = Change.open(home, readonly=True)
+    try:
+        return list(change.journal.events())
+    finally:
+        change.journal.close()
+
+
+def statuses(home: Path, host: str = "h1") -> dict[str, Status]:
+    change = Change.open(home, readonly=True)
+    try:
+        return {"/".join(key): step.status for key, step in change.state.hosts[host].steps.items()}
+    finally:
+        change.journal.close()
+
+
+def acted(world: World, host: str = "h1") -> list[str]:
+    return [f"{role}.{what}" for name, role, what in world.ledger if name == host]
+
+
+def test_forward_does_every_step_once_in_order(begin: Callable[..., Path]) -> None:
+    home, world = begin(2), World()
+    assert run(home, world) == 0
+    assert set(statuses(home).values()) == {Status.DONE}
+    roles = acted(world)
+    assert roles.index("drain_gpu_users.apply") < roles.index("seal_host.apply") < roles.index("drain_gpu_users.undo")
+    assert len(roles) == len(set(roles))
+
+
+def test_an_intent_is_durable_before_its_play_starts(begin: Callable[..., Path]) -> None:
+    home, world = begin(), World()
+
+    def player(request: Any, log: Path) -> Any:
+        if request.role != engines.OWNER_ROLE:
+            last = events(home)[-1]
+            assert last.kind in (Kind.STARTED, Kind.PROBING) and last.attempt == request.attempt
+        return World.play(world, request, log)
+
+    world.play = player  # type: ignore[method-assign]
+    assert run(home, world) == 0
+
+
+def test_a_failed_step_is_undone_with_everything_before_it(begin: Callable[..., Path]) -> None:
+    home, world = begin(), World(faults={("h1", "verify_host", "apply"): ["failed"]})
+    assert run(home, world) == 3
+    assert ("h1", "drain_gpu_users") not in world.done
+    found = statuses(home)
+    assert found["drain/gpu_users"] == Status.UNDONE and found["seal/host"] == Status.UNDONE
+    assert found["watch/host"] == Status.PENDING
+
+
+def test_no_further_host_starts_after_a_failure(begin: Callable[..., Path]) -> None:
+    home, world = begin(2), World(faults={("h1", "verify_host", "apply"): ["failed"]})
+    assert run(home, world) == 3
+    assert "drain_gpu_users.apply" not in acted(world, "h2")
+
+
+def test_a_failed_undo_is_exit_6(begin: Callable[..., Path]) -> None:
+    faults = {("h1", "verify_host", "apply"): ["failed"], ("h1", "seal_host", "undo"): ["failed"]}
+    home, world = begin(), World(faults=faults)
+    assert run(home, world) == 6
+    assert ("h1", "drain_gpu_users") in world.done  # stays drained
+
+
+def test_unreachable_before_any_change_is_exit_4(begin: Callable[..., Path]) -> None:
+    home, world = begin(2), World(faults={("h2", "preflight_host", "apply"): ["unreachable"]})
+    assert run(home, world) == 4
+    assert "drain_gpu_users.apply" not in acted(world)
+
+
+def test_lost_in_the_middle_is_probed_and_adopted(begin: Callable[..., Path]) -> None:
+    home, world = begin(), World(faults={("h1", "drain_gpu_users", "apply"): ["silent"]})
+    assert run(home, world) == 0
+    kinds = [event.kind for event in events(home) if (event.phase, event.direction) == ("drain", "do")]
+    assert kinds == [Kind.STARTED, Kind.LOST, Kind.PROBING, Kind.ACCEPTED]
+    assert acted(world).count("drain_gpu_users.apply") == 1
+
+
+def test_a_host_that_does_not_come_back_is_held(begin: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuchange.judging.FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr("gpuchange.judging.LONGEST_BACKOFF", 0.01)
+    faults = {("h1", "drain_gpu_users", "apply"): ["unreachable"], ("h1", "drain_gpu_users", "probe"): ["unreachable"] * 9999}
+    home, world = begin(), World(faults=faults)
+    change = Change.open(home)
+    change.journal.close()
+    monkeypatch.setattr("gpuchange.plan.models.Rollout.unreachable_timeout", 0.05, raising=False)
+    assert run(home, world) == 5
+    assert statuses(home)["drain/gpu_users"] == Status.HELD
+
+
+def test_again_comes_back_to_the_same_step(begin: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuchange.reports.Verdict.again", lambda _after, why: __import__("gpuchange.reports").reports.Verdict("again", why, after=0.01))
+    home, world = begin(), World(faults={("h1", "verify_host", "apply"): ["running", "running"]})
+    assert run(home, world) == 0
+    kinds = [event.kind for event in events(home) if event.phase == "verify"]
+    assert kinds.count(Kind.AGAIN) == 2 and kinds[-1] == Kind.ACCEPTED
+
+
+class Crash(BaseException):
+    pass
+
+
+def test_killed_at_every_event_then_resumed_ends_as_if_nothing_had_happened(begin: Callable[..., Path]) -> None:
+    calm_home, calm = begin(2), World()
+    assert run(calm_home, calm) == 0
+    total = len(events(calm_home))
+    for point in range(2, total):
+        home, world = begin(2), World()
+        _crash_at(home, world, point)
+        assert run(home, world) == 0, point
+        assert sorted(world.ledger) == sorted(calm.ledger), point
+        assert world.done == calm.done, point
+
+
+def _crash_at(home: Path, world: World, point: int) -> None:
+    def observer(event: Event, _state: Any) -> None:
+        if event.seq >= point:
+            raise Crash
+
+    engine = engines.Engine(home, Connection(), [observer], player=world.play)
+    try:
+        engine.run()
+        engine.close()
+    except Crash:
+        engine.change.journal.close()
+
+
+def test_crash_in_the_middle_of_a_rollback(begin: Callable[..., Path]) -> None:
+    faults = lambda: {("h1", "verify_host", "apply"): ["failed"]}  # noqa: E731
+    calm_home, calm = begin(), World(faults=faults())
+    assert run(calm_home, calm) == 3
+    for point in range(2, len(events(calm_home))):
+        home, world = begin(), World(faults=faults())
+        _crash_at(home, world, point)
+        assert run(home, world) == 3, point
+        assert world.done == calm.done, point
+        assert len(world.ledger) == len(set(world.ledger)), point
+
+
+def test_rollback_after_success(begin: Callable[..., Path]) -> None:
+    home, world = begin(2), World()
+    assert run(home, world) == 0
+    assert engines.rollback(home, None) == ["h1", "h2"]
+    run(home, world)
+    assert set(statuses(home).values()) <= {Status.UNDONE, Status.DONE}
+    assert not [key for key in world.done if key[1].startswith("drain")]
+
+
+def test_resolve_retry_done_undo_leave(begin: Callable[..., Path]) -> None:
+    faults = {("h1", "drain_gpu_users", "apply"): ["silent"], ("h1", "drain_gpu_users", "probe"): ["failed"]}
+    home, world = begin(), World(faults=faults)
+    assert run(home, world) == 5
+    engines.resolve(home, "h1", "retry")
+    assert run(home, world) == 0
+    with pytest.raises(NeedsOperator):
+        engines.resolve(home, "h1", "done")
+    with pytest.raises(UsageError):
+        engines.resolve(home, "h9", "retry")
+
+
+def test_two_names_for_one_machine_are_refused(begin: Callable[..., Path]) -> None:
+    home, world = begin(2), World(reports={"preflight_host": {"machine_id": "same"}})
+    assert run(home, world) == 1
+    why = [event.data["why"] for event in events(home) if event.kind == Kind.REJECTED]
+    assert "same machine" in why[0]
+
+
+def test_another_machine_under_the_same_name_is_held(begin: Callable[..., Path]) -> None:
+    home, world = begin(), World(reports={"verify_host": {"machine_id": "other"}})
+    assert run(home, world) == 5
+    assert statuses(home)["verify/host"] == Status.HELD
+
+
+def test_pause_ends_after_what_is_in_flight_and_resume_goes_on(begin: Callable[..., Path]) -> None:
+    home, world = begin(), World()
+
+    def observer(event: Event, _state: Any) -> None:
+        if event.phase == "drain" and event.kind == Kind.STARTED:
+            engines.pause(home)
+
+    run(home, world, observers=[observer])
+    assert statuses(home)["drain/gpu_users"] == Status.DONE
+    assert statuses(home)["seal/host"] == Status.PENDING
+    assert run(home, world) == 0
