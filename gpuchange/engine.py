@@ -10,7 +10,7 @@ import json
 import os
 import selectors
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,17 @@ TICK = 1.0
 class Engine:
     """Carries one change forward until nothing more may start. Raises LockedError when another controller has it."""
 
-    def __init__(self, home: Path, connection: Connection, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self,
+        home: Path,
+        connection: Connection,
+        observers: Sequence[Observer] = (),
+        player: Callable[[Request, Path], Play] = Play,
+    ) -> None:
         self.change = Change.open(home)
         self.connection = connection
         self.observers = list(observers)
+        self.player = player
         self.plays: dict[int, tuple[Play, Start]] = {}
         self.stopping = False
         self._selector = selectors.DefaultSelector()
@@ -52,19 +59,19 @@ class Engine:
         self.stopping = True
         os.write(self._wake_write, b"h" if hard else b"s")
 
-    def run(self, *, last_phase: str = "") -> int:
-        """Carry on; returns the exit code (design section 8). With `last_phase` nothing after that phase starts."""
+    def run(self, *, barrier_only: bool = False) -> int:
+        """Carry on; returns the exit code (design section 8). `barrier_only`: preflight and no more."""
         if not self._started:
             self._take_over()
         while True:
-            decision = self._decide(last_phase)
+            decision = self._decide(barrier_only)
             for host, why in decision.turns:
                 self._append([Event(Kind.TURNED, host=host, data={"why": why})])
             if decision.turns:
                 continue
             for start in decision.starts:
                 self._start(start)
-            if not self.plays and not decision.starts and (decision.finished or self.stopping or not decision.wake_at):
+            if not self.plays and not decision.starts and decision.finished:
                 break
             self._wait(decision.wake_at)
         return exit_code(self.change.state)
@@ -112,7 +119,7 @@ class Engine:
         if not hosts or not self._started:
             return
         attempt = self._new_attempt()
-        play = Play(self._request(attempt, OWNER_ROLE, "apply", hosts, {h: {} for h in hosts}, {}), self._artifacts())
+        play = self.player(self._request(attempt, OWNER_ROLE, "apply", hosts, {h: {} for h in hosts}, {}), self._artifacts())
         for item in self._finish(play):
             if isinstance(item, Reported):
                 self._append([Event(Kind.NOTE, host=item.host, data={"unmarked": True})])
@@ -136,11 +143,11 @@ class Engine:
 
     # -- deciding and starting ----------------------------------------------------------------------------------------
 
-    def _decide(self, last_phase: str) -> Decision:
+    def _decide(self, barrier_only: bool) -> Decision:
         if (self.change.home / "pause").exists():
             self.stopping = True
         return decide(
-            self.change.state, self.change.limits, time.monotonic(), stopping=self.stopping, last_phase=last_phase
+            self.change.state, self.change.limits, time.monotonic(), stopping=self.stopping, barrier_only=barrier_only
         )
 
     def _start(self, start: Start) -> None:
@@ -155,10 +162,10 @@ class Engine:
         role_step = {
             "phase": start.phase,
             "provider": start.provider,
-            "direction": "undo" if play_row.tasks == "undo" else "do",
+            "direction": "undo" if start.aim == "undo" else "do",
         }
         request = self._request(attempt, provider.role, start.tasks, start.hosts, args, role_step)
-        play = Play(request, self._artifacts())
+        play = self.player(request, self._artifacts())
         self.plays[play.fileno()] = (play, start)
         self._selector.register(play, selectors.EVENT_READ)
 
@@ -236,13 +243,12 @@ class Engine:
             attempt=play.request.attempt,
             data=outcome.data,
         )
-        return (event, outcome.body) if self._worth_keeping(outcome, evidence.host, event) else event
+        return event if outcome.body is None or self._repeats(outcome, event) else (event, outcome.body)
 
-    def _worth_keeping(self, outcome: Outcome, host: str, event: Event) -> bool:
+    def _repeats(self, outcome: Outcome, event: Event) -> bool:
         """Reports of waits are many and alike: the first of a step is kept, then only what decides."""
-        known = self.change.bodies.get(host, {})
-        first = (event.direction, f"{event.phase}/{event.provider}") not in known
-        return outcome.body is not None and (first or outcome.kind != Kind.AGAIN)
+        known = self.change.bodies.get(event.host, {})
+        return outcome.kind == Kind.AGAIN and (event.direction, f"{event.phase}/{event.provider}") in known
 
     def _situation(self, start: Start, step: Step, host: str) -> Situation:
         standing = self.change.state.hosts[host].steps[step.key]
@@ -318,7 +324,7 @@ def rollback(home: Path, hosts: Sequence[str] | None, why: str = "ordered by the
         ]
     finally:
         change.journal.close()
-    order(home, [Event(Kind.TURNED, host=host, data={"why": why}) for host in touched])
+    order(home, [Event(Kind.TURNED, host=host, data={"why": why, "ordered": True}) for host in touched])
     return touched
 
 

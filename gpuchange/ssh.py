@@ -160,7 +160,7 @@ def known_keys(address: Address) -> set[str]:
         if not path.is_file():
             continue
         try:
-            kept = paramiko.HostKeys(str(path)).lookup(address.key_name) or {}
+            kept: Mapping[str, Any] = paramiko.HostKeys(str(path)).lookup(address.key_name) or {}
         except (paramiko.SSHException, paramiko.hostkeys.InvalidHostKey, OSError):
             continue
         found |= {f"{kind} {key.get_base64()}" for kind, key in kept.items()}
@@ -192,16 +192,16 @@ def boot_id(address: Address) -> str:
         if path.is_file():
             client.load_host_keys(str(path))
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
-    sock = paramiko.ProxyCommand(address.proxy.replace("%h", address.host)) if address.proxy else None
-    keys = [str(path) for path in address.identities if path.is_file()]
+    sock: Any = paramiko.ProxyCommand(address.proxy.replace("%h", address.host)) if address.proxy else None
+    keys: Any = [str(path) for path in address.identities if path.is_file()] or None
     try:
         client.connect(
             address.host,
             address.port,
             address.user,
-            key_filename=keys or None,
+            key_filename=keys,
             timeout=CONNECT_TIMEOUT,
-            sock=sock,  # type: ignore[arg-type]
+            sock=sock,
         )
         _, out, _ = client.exec_command("cat /proc/sys/kernel/random/boot_id", timeout=CONNECT_TIMEOUT)
         return out.read().decode().strip()
