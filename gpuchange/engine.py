@@ -59,12 +59,12 @@ class Engine:
         self.stopping = True
         os.write(self._wake_write, b"h" if hard else b"s")
 
-    def run(self, *, barrier_only: bool = False) -> int:
-        """Carry on; returns the exit code (design section 8). `barrier_only`: preflight and no more."""
+    def run(self, *, last_phase: str = "") -> int:
+        """Carry on; returns the exit code (design section 8). With `last_phase` nothing after that phase starts."""
         if not self._started:
             self._take_over()
         while True:
-            decision = self._decide(barrier_only)
+            decision = self._decide(last_phase)
             for host, why in decision.turns:
                 self._append([Event(Kind.TURNED, host=host, data={"why": why})])
             if decision.turns:
@@ -143,11 +143,11 @@ class Engine:
 
     # -- deciding and starting ----------------------------------------------------------------------------------------
 
-    def _decide(self, barrier_only: bool) -> Decision:
+    def _decide(self, last_phase: str) -> Decision:
         if (self.change.home / "pause").exists():
             self.stopping = True
         return decide(
-            self.change.state, self.change.limits, time.monotonic(), stopping=self.stopping, barrier_only=barrier_only
+            self.change.state, self.change.limits, time.monotonic(), stopping=self.stopping, last_phase=last_phase
         )
 
     def _start(self, start: Start) -> None:

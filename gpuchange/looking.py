@@ -22,7 +22,7 @@ class Looks:
 
 
 def seen(engine: Engine) -> Looks:
-    """What the journal knows after `engine.run(barrier_only=True)`."""
+    """What the journal knows after `engine.run(last_phase=FIRST_PHASE)`."""
     looks = Looks(code=0)
     for host in engine.change.hosts:
         looks.hosts[host] = {step: dict(body) for step, body in engine.change.reports(host).items()}
@@ -34,7 +34,7 @@ def seen(engine: Engine) -> Looks:
 
 def look(engine: Engine) -> Looks:
     """Preflight and every other step's probe, over all hosts that passed preflight. Journals only preflight."""
-    code = engine.run(barrier_only=True)
+    code = engine.run(last_phase=FIRST_PHASE)
     looks = seen(engine)
     looks.code = code
     state = engine.change.state

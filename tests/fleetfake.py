@@ -12,8 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from gpuchange.player import Request
-from gpuchange.reports import Evidence, Failed, Reported, Silent, Unreachable
+from gpuchange.providers.contract import Params, Provider
+from gpuchange.reports import Evidence, Failed, Report, Reported, Silent, Unreachable
 
+PROVIDERS = tuple(
+    Provider(phase, name, "stands for the real one", Params, Report)
+    for phase, name in (
+        ("preflight", "host"),
+        ("record", "host"),
+        ("drain", "gpu_users"),
+        ("seal", "host"),
+        ("baseline", "gpu"),
+        ("verify", "host"),
+        ("watch", "host"),
+    )
+)
 Key = tuple[str, str]  # (host, role)
 
 

@@ -13,7 +13,7 @@ from gpuchange import engine as engines
 from gpuchange.change import Change, Connection
 from gpuchange.errors import NeedsOperator, UsageError
 from gpuchange.states import Event, Kind, Status
-from tests.fleetfake import World
+from tests.fleetfake import PROVIDERS, World
 
 PLAN = """\
 version: 1
@@ -22,8 +22,12 @@ reason: because
 inventory: inventory.yaml
 hosts: [all]
 rollout: {max_unavailable: 1, canary: 0, unreachable_timeout: 10s}
-baseline: skip
 """
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuchange.providers.PROVIDERS", PROVIDERS)
 
 
 @pytest.fixture
