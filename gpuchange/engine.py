@@ -119,7 +119,9 @@ class Engine:
         if not hosts or not self._started:
             return
         attempt = self._new_attempt()
-        play = self.player(self._request(attempt, OWNER_ROLE, "apply", hosts, {h: {} for h in hosts}, {}), self._artifacts())
+        play = self.player(
+            self._request(attempt, OWNER_ROLE, "apply", hosts, {h: {} for h in hosts}, {}), self._artifacts()
+        )
         for item in self._finish(play):
             if isinstance(item, Reported):
                 self._append([Event(Kind.NOTE, host=item.host, data={"unmarked": True})])

@@ -131,7 +131,10 @@ def test_lost_in_the_middle_is_probed_and_adopted(begin: Callable[..., Path]) ->
 def test_a_host_that_does_not_come_back_is_held(begin: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuchange.judging.FIRST_BACKOFF", 0.01)
     monkeypatch.setattr("gpuchange.judging.LONGEST_BACKOFF", 0.01)
-    faults = {("h1", "drain_gpu_users", "apply"): ["unreachable"], ("h1", "drain_gpu_users", "probe"): ["unreachable"] * 9999}
+    faults = {
+        ("h1", "drain_gpu_users", "apply"): ["unreachable"],
+        ("h1", "drain_gpu_users", "probe"): ["unreachable"] * 9999,
+    }
     home, world = begin(), World(faults=faults)
     change = Change.open(home)
     change.journal.close()
@@ -141,7 +144,10 @@ def test_a_host_that_does_not_come_back_is_held(begin: Callable[..., Path], monk
 
 
 def test_again_comes_back_to_the_same_step(begin: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuchange.reports.Verdict.again", lambda _after, why: __import__("gpuchange.reports").reports.Verdict("again", why, after=0.01))
+    monkeypatch.setattr(
+        "gpuchange.reports.Verdict.again",
+        lambda _after, why: __import__("gpuchange.reports").reports.Verdict("again", why, after=0.01),
+    )
     home, world = begin(), World(faults={("h1", "verify_host", "apply"): ["running", "running"]})
     assert run(home, world) == 0
     kinds = [event.kind for event in events(home) if event.phase == "verify"]
