@@ -66,7 +66,7 @@ def pci_files(card):
         "subsystem_vendor": "0x10de\n",
         "subsystem_device": "0x{}\n".format(card["pci_subsystem"]),
         "class": "0x030200\n",
-        "revision": "0xa1\n",
+        "revision": "0xff\n" if card["lost"] else "0xa1\n",
         "irq": "{}\n".format(120 + card["minor"]),
         "resource": "",
         "current_link_speed": "32.0 GT/s PCIe\n" if card["link_gen"] == 5 else "16.0 GT/s PCIe\n",
