@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,12 @@ def resolve(
     return Inventory({host: known[host] for host in chosen}, groups, known)
 
 
-def select(inventory: Inventory, patterns: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def select(
+    inventory: Inventory, patterns: Sequence[str], limit: str | None = None, env: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
     """More hosts of a resolved inventory, such as the load balancers that a drain names. Raises InventoryError."""
     listing = {name: {"hosts": list(members)} for name, members in inventory.groups.items()}
-    found = _chosen(listing, inventory.known, inventory.groups, patterns, None, "the inventory", env)
+    found = _chosen(listing, inventory.known, inventory.groups, patterns, limit, "the inventory", env)
     for host in found:
         _check_host(host, inventory.known[host], "the inventory")
     return found
@@ -127,7 +129,15 @@ def _chosen(
         )
     names, unmatched = _matched(listing, ",".join(pieces), limit, env)
     if unmatched:
-        raise _not_there(unmatched, pieces, [*known, *groups], shown)
+        raise _not_there(unmatched, {piece.lstrip("!&") for piece in pieces}, [*known, *groups], shown)
+    implicit = [name for name in names if name not in known]
+    if implicit:
+        raise InventoryError(
+            f"{implicit[0]} is not in the inventory",
+            where=shown,
+            why="Ansible offers the controller itself under this name",
+            remedy="name GPU hosts, or add the controller to the inventory if it is one",
+        )
     if not names:
         both = f"{', '.join(patterns)}" + (f" with --limit {limit}" if limit else "")
         raise InventoryError(f"{both} names no host", where=shown, remedy="check the hosts of the plan and --limit")
@@ -174,14 +184,13 @@ def split_pattern(pattern: str) -> list[str]:
     return re.findall(r"(?:[^\s:\[\]]|\[[^\]]*\])+", pattern)
 
 
-def _not_there(unmatched: Sequence[str], planned: Sequence[str], known: Iterable[str], shown: str) -> InventoryError:
+def _not_there(unmatched: Sequence[str], planned: Collection[str], known: Iterable[str], shown: str) -> InventoryError:
     names = list(known)
     lines = []
-    for pattern in unmatched:
-        word = pattern.lstrip("!&")
+    for word in unmatched:
         close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
         meant = f" (did you mean {close[0]}?)" if close else ""
-        lines.append(f"{'plan' if pattern in planned else '--limit'} names {word}, not in inventory{meant}")
+        lines.append(f"{'plan' if word in planned else '--limit'} names {word}, not in inventory{meant}")
     remedy = "mend the name, or add the host to the inventory"
     return InventoryError("; ".join(lines), where=shown, remedy=remedy)
 

@@ -21,7 +21,8 @@ def problems(error: ValidationError, document: Document, model: type[BaseModel])
     known = {problem.path for problem in document.problems if problem.path is not None}
     for detail in error.errors(include_url=False, include_context=True):
         path, rest = locate(detail["loc"], document.data)
-        if not any(path[: len(bad)] == bad for bad in known):
+        only_echo = detail["type"] == "too_short" and bool(detail["input"])  # its entries were refused one by one
+        if not only_echo and not any(path[: len(bad)] == bad for bad in known):
             what, remedy = _say(detail, path, rest, document, model)
             yield Problem(_mark(detail, path, rest, document), what, remedy, path)
 
@@ -78,6 +79,8 @@ def _general(detail: ErrorDetails, document: Document, path: Path) -> Said:
         return _not_among(value, str(context["expected"]))
     if kind in _SHAPES:
         return f"{_shape(value)} where {_SHAPES[kind][0]} belongs", _SHAPES[kind][1]
+    if kind in ("too_short", "string_too_short"):
+        return "is empty", "name at least one"
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     return message[:1].lower() + message[1:], _REMEDIES.get(kind, "write another value")
 
@@ -104,8 +107,6 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "bool_type": _TRUTH,
 }
 _REMEDIES = {
-    "too_short": "name at least one",
-    "string_too_short": "write a value",
     "greater_than_equal": "write a larger number",
     "greater_than": "write a larger number",
     "less_than_equal": "write a smaller number",

@@ -47,15 +47,17 @@ def _nested_backup(data: Mapping[str, Any]) -> Iterator[Broken]:
 
 def _recorded_backup(data: Mapping[str, Any]) -> Iterator[Broken]:
     """A copy written below a recorded path would make every later comparison fail."""
-    recorded = data.get("record", {}).get("paths", ())
+    record = data.get("record", {})
     targets = {(path, target) for _, _, path, target in _copies(data)}
     for path, target in sorted(targets, key=str):
-        for kept in recorded:
+        if any(_inside(target, left_out) for left_out in record.get("exclude", ())):
+            continue
+        for kept in record.get("paths", ()):
             if _inside(target, kept):
                 yield (
                     path,
                     f"destination {target} is inside record.paths {kept}",
-                    "copy to another place, or record less",
+                    "copy elsewhere, or add it to record.exclude",
                 )
 
 
@@ -70,7 +72,7 @@ def _repeated(data: Mapping[str, Any]) -> Iterator[Broken]:
 
 def _nothing_and_something(data: Mapping[str, Any]) -> Iterator[Broken]:
     names = [entry.get("provider") for entry in data.get("change", ())]
-    if "none" in names and len(names) > 1:
+    if "none" in names and set(names) != {"none"}:
         yield ("change", names.index("none"), "provider"), "none stands beside other changes", "remove one of the two"
 
 
