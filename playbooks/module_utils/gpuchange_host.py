@@ -176,14 +176,15 @@ def _as_text(data: Any) -> str:
 # ------------------------------------------------------------------------------------------------- owner
 
 
-def owner_path() -> str:
-    return os.path.join(ROOT, "owner.json")
+def owner_path(thing: str = "") -> str:
+    """The marker of the host, or of one `thing` on it (a balancer's server): changes of different things may pass."""
+    return os.path.join(ROOT, "owner-%s.json" % thing if thing else "owner.json")
 
 
-def read_owner() -> dict[str, Any] | None:
+def read_owner(thing: str = "") -> dict[str, Any] | None:
     """The marker, or None. A damaged one counts as somebody's: {"change": "?", "damaged": why}."""
     try:
-        marker = read_json(owner_path())
+        marker = read_json(owner_path(thing))
     except ValueError as error:
         return {"change": "?", "damaged": str(error)}
     return marker if marker is None or isinstance(marker, dict) else {"change": "?", "damaged": "not an object"}
@@ -202,19 +203,22 @@ def refusal(marker: dict[str, Any] | None, owner: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def owned(module: AnsibleModule, wait_s: float = LOCK_WAIT_S) -> Iterator[dict[str, Any]]:
-    """Hold the host's lock and marker while acting. Fails the module, with `refused`, when they are somebody else's."""
+def owned(module: AnsibleModule, wait_s: float = LOCK_WAIT_S, thing: str = "") -> Iterator[dict[str, Any]]:
+    """Hold the host's lock and marker while acting. Fails the module, with `refused`, when they are somebody else's.
+
+    `thing` asks for the marker of one thing on the host (see `owner_path`) instead of the host's own.
+    """
     with locked(module, wait_s):
         owner = module.params["owner"]
-        marker = read_owner()
+        marker = read_owner(thing)
         kind = refusal(marker, owner)
         if kind:
-            refuse(module, kind, marker or {})
+            refuse(module, kind, marker or {}, thing)
         wanted = {key: owner.get(key) for key in ("change", "controller", "fence", "reason", "ticket")}
         if marker is None or any(marker.get(key) != value for key, value in wanted.items()):
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             marker = dict(wanted, since=(marker or {}).get("since", now))
-            write_atomic(owner_path(), marker)
+            write_atomic(owner_path(thing), marker)
         yield marker
 
 
@@ -234,24 +238,24 @@ def locked(module: AnsibleModule, wait_s: float = LOCK_WAIT_S) -> Iterator[None]
         os.close(descriptor)
 
 
-def refuse(module: AnsibleModule, kind: str, by: dict[str, Any]) -> NoReturn:
+def refuse(module: AnsibleModule, kind: str, by: dict[str, Any], thing: str = "") -> NoReturn:
     said = {
-        "locked": "this host belongs to change %s" % by.get("change", "?"),
-        "stale": "a newer controller has taken this change over on this host",
+        "locked": "%s belongs to change %s" % (thing or "this host", by.get("change", "?")),
+        "stale": "a newer controller has taken this change over on %s" % (thing or "this host"),
     }[kind]
     module.fail_json(msg="%s; nothing was done" % said, refused={"kind": kind, "by": by})
     raise SystemExit(1)
 
 
-def release_owner(module: AnsibleModule) -> bool:
+def release_owner(module: AnsibleModule, thing: str = "") -> bool:
     """Take our marker away; call inside `owned` or `locked`. True if it was there. Refused when it is not ours."""
-    marker = read_owner()
+    marker = read_owner(thing)
     if marker is None:
         return False
     kind = refusal(marker, module.params["owner"])
     if kind:
-        refuse(module, kind, marker)
-    os.unlink(owner_path())
+        refuse(module, kind, marker, thing)
+    os.unlink(owner_path(thing))
     sync_directory(ROOT)
     return True
 

@@ -1,0 +1,116 @@
+"""HAProxy as balancers report it: what a server's state means, and the sentences about drain and release. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Admin = Literal["ready", "drain", "maint"]
+
+OUT_WORDS = {"drain": "drained", "maint": "in maintenance"}
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Server(_Data):
+    """One server of one backend. `sessions` counts open and queued streams; `check` is the last check's own words."""
+
+    backend: str
+    server: str
+    address: str = ""
+    port: int = 0
+    admin: Admin
+    admin_bits: int = 0
+    up: bool
+    status: str = ""
+    weight: int
+    check: str = ""
+    sessions: int = 0
+    persistent: bool = False
+
+    @property
+    def serves(self) -> bool:
+        return self.admin_bits == 0 and self.up and self.weight > 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.backend}/{self.server}"
+
+
+class Part(_Data):
+    """What one balancer reports of one server, over all backends concerned. `found`: as it was before the drain."""
+
+    state: str
+    why: str = ""
+    balancer: str = ""
+    servers: tuple[Server, ...] = ()
+    found: dict[str, Server] = Field(default_factory=dict)
+    others_serving: dict[str, int] = Field(default_factory=dict)
+    sessions: int = 0
+    old_workers: dict[str, int] = Field(default_factory=dict)
+    waited_s: float = 0.0
+    cut: int = 0
+    short: str = ""
+
+    def says(self, text: str) -> str:
+        return f"{self.balancer}: {text}" if self.balancer else text
+
+
+def unfinished(parts: Iterable[Part]) -> str:
+    """Why those parts that are not done are not."""
+    return "; ".join(part.why for part in parts if part.state != "done" and part.why)
+
+
+def before_drain(part: Part) -> tuple[str, ...]:
+    """What a preview says: state and sessions now, who else serves, what would stand against the drain."""
+    lines = tuple(part.says(_standing(server, part.others_serving.get(server.backend, 0))) for server in part.servers)
+    return (*lines, part.says(f"would not be drained now: {part.short}")) if part.short else lines
+
+
+def _standing(server: Server, others: int) -> str:
+    found = "" if server.admin == "ready" else f", already {OUT_WORDS[server.admin]}: stays so"
+    sessions = f"{server.sessions} session" + ("" if server.sessions == 1 else "s")
+    return f"{server.name} is {server.status}, {sessions} open, {others} other server(s) serve{found}"
+
+
+def drained(part: Part) -> tuple[str, ...]:
+    """What is said once the server is out."""
+    end = f"{part.cut} session(s) cut" if part.cut else "no session left"
+    lines = [part.says(f"{server.name} {OUT_WORDS.get(server.admin, server.admin)}, {end}") for server in part.servers]
+    kept = [part.says(f"{row.name} was {OUT_WORDS[row.admin]} before this change") for row in _out(part)]
+    return tuple(lines + kept)
+
+
+def released(part: Part) -> tuple[str, ...]:
+    """What is said once the state found is restored; differences that are not ours are named."""
+    return tuple(
+        part.says(line) for server in part.servers for line in _restored(server, part.found.get(server.backend))
+    )
+
+
+def _restored(now: Server, found: Server | None) -> Iterable[str]:
+    if found is None:
+        yield f"{now.name} was never taken out by this change"
+        return
+    if found.admin != "ready":
+        yield f"{now.name} was {OUT_WORDS[found.admin]} before this change: left so"
+    elif not now.serves:
+        yield f"{now.name} is as found and does not serve: {now.status}, weight {now.weight}"
+    else:
+        yield f"{now.name} serves again ({now.status}, weight {now.weight})"
+    yield from (f"{now.name}: {line}" for line in differences(found, now))
+
+
+def _out(part: Part) -> list[Server]:
+    return [row for row in part.found.values() if row.admin != "ready"]
+
+
+def differences(found: Server, now: Server) -> tuple[str, ...]:
+    """What of a server's lasting state is not as it was found; empty when all is."""
+    fields = ("admin", "weight", "address", "port")
+    pairs = ((name, getattr(found, name), getattr(now, name)) for name in fields)
+    return tuple(f"{name} was {before}, is {after}" for name, before, after in pairs if before != after)

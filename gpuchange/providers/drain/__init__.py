@@ -1,0 +1,1 @@
+"""Ways to take a host out of service and back."""

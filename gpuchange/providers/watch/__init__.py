@@ -1,0 +1,1 @@
+"""Ways to watch a host that is back in service."""

@@ -1,0 +1,459 @@
+"""gpuchange_haproxy against a real HAProxy on loopback: no request is lost, what was found is what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hostcode
+import pytest
+from ansible.module_utils import gpuchange_haproxy_api as api
+from ansible.module_utils import gpuchange_haproxy_job as work
+from ansible.module_utils import gpuchange_host as host
+
+OWNER, call = hostcode.OWNER, hostcode.call
+HAPROXY = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+pytestmark = pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed: apt-get install haproxy")
+
+
+def free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+def eventually(holds: Callable[[], Any], within: float = 10.0) -> Any:
+    deadline = time.monotonic() + within
+    while not (value := holds()):
+        assert time.monotonic() < deadline, "did not come true"
+        time.sleep(0.02)
+    return value
+
+
+class Model(http.server.ThreadingHTTPServer):
+    """A stand-in model server: /healthz as told, /stream held open until `finish` is set."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int) -> None:
+        self.healthy, self.finish, self.streams = True, threading.Event(), 0
+        super().__init__(("127.0.0.1", port), Answer)
+        self.port = port
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def handle_error(self, *_args: Any) -> None:
+        """HAProxy hangs up after a check's status line; that is no news."""
+
+    def stop(self) -> None:
+        self.finish.set()
+        self.shutdown()
+        self.server_close()
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    server: Model
+
+    def do_GET(self) -> None:
+        if self.path == "/stream":
+            self.server.streams += 1
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"first\n")
+            self.server.finish.wait(20)
+            self.wfile.write(b"last\n")
+            return
+        code = 503 if self.path == "/healthz" and not self.server.healthy else 200
+        self.send_response(code)
+        self.send_header("Content-Length", "3")
+        self.end_headers()
+        self.wfile.write(b"ok\n")
+
+    def log_message(self, *_args: Any) -> None:
+        pass
+
+
+CONFIG = """
+global
+  stats socket {socket} mode 600 level {level}
+defaults
+  mode http
+  retries 0
+  timeout connect 2s
+  timeout check 5s
+  timeout client 30s
+  timeout server 30s
+  option http-server-close
+  option httpchk GET /healthz
+  default-server inter 100ms fall 2 rise 2
+frontend front
+  bind 127.0.0.1:{front}
+  default_backend gpu
+backend gpu
+  server h1 127.0.0.1:{h1} check weight 50
+  server h2 127.0.0.1:{h2} check
+  server h3 127.0.0.1:{h2} check {h3}
+backend sticky
+  cookie S insert
+  server h1 127.0.0.1:{h1} check cookie a
+  server h2 127.0.0.1:{h2} check cookie b
+backend unchecked
+  server h1 127.0.0.1:{h1}
+  server h2 127.0.0.1:{h2}
+backend lonely
+  server h1 127.0.0.1:{h1} check
+"""
+
+
+class Balancer:
+    """A real HAProxy in master-worker mode with two model servers behind it."""
+
+    def __init__(self, folder: Path, level: str = "admin", h3: str = "disabled") -> None:
+        self.folder, self.socket, self.front = folder, str(folder / "admin.sock"), free_port()
+        self.h1, self.h2 = Model(free_port()), Model(free_port())
+        self.api = api.Haproxy(self.socket)
+        names = {"socket": self.socket, "level": level, "front": self.front, "h3": h3}
+        (folder / "cfg").write_text(CONFIG.format(h1=self.h1.port, h2=self.h2.port, **names))
+        self.start()
+
+    def start(self) -> None:
+        argv = [str(HAPROXY), "-W", "-db", "-f", str(self.folder / "cfg")]
+        log = self.folder / "log"
+        with log.open("w") as file:
+            self.process = subprocess.Popen(argv, stdout=file, stderr=file)
+        eventually(lambda: "Loading success" in log.read_text())  # before that, the master ignores a reload
+        eventually(self.checked)
+
+    def checked(self) -> bool:
+        with contextlib.suppress(api.HaproxyError):
+            return all(
+                row["check"].startswith("L7OK") or not row["checked"] or row["admin"] == "maint"
+                for row in self.api.servers()
+            )
+        return False
+
+    def reload(self) -> None:
+        before = self.api.process()
+        self.process.send_signal(signal.SIGUSR2)
+        eventually(lambda: self.checked() and self.api.process() != before)
+
+    def server(self, backend: str = "gpu", name: str = "h1") -> dict[str, Any]:
+        return next(r for r in self.api.servers() if (r["backend"], r["server"]) == (backend, name))
+
+    def order(self, command: str) -> None:
+        self.api.order(command)
+
+    def get(self, path: str = "/") -> int:
+        door = http.client.HTTPConnection("127.0.0.1", self.front, timeout=5)
+        door.request("GET", path)
+        return door.getresponse().status
+
+    def stream(self) -> http.client.HTTPResponse:
+        """An open stream on h1."""
+        before = self.h1.streams
+        while True:
+            door = http.client.HTTPConnection("127.0.0.1", self.front, timeout=20)
+            door.request("GET", "/stream")
+            response = door.getresponse()
+            if self.h1.streams > before:
+                return response
+            response.close()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(10)
+        self.h1.stop()
+        self.h2.stop()
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(host, "ROOT", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def balancer(tmp_path: Path, state: Path) -> Iterator[Balancer]:
+    running = Balancer(tmp_path)
+    yield running
+    running.stop()
+
+
+def play(
+    balancer: Balancer, mode: str, direction: str = "", owner: dict[str, Any] | None = None, **args: Any
+) -> dict[str, Any]:
+    given = {"server": "h1", "backends": ["gpu"], "socket": balancer.socket, "wait_s": 3, "balancer": "lb", **args}
+    step = {"phase": "drain", "provider": "haproxy", "direction": direction or ("undo" if mode == "undo" else "do")}
+    return call("gpuchange_haproxy", mode=mode, owner=owner or OWNER, args=given, step=step)
+
+
+def report(balancer: Balancer, mode: str, direction: str = "", **args: Any) -> dict[str, Any]:
+    result = play(balancer, mode, direction, **args)
+    assert "report" in result, result
+    return dict(result["report"])
+
+
+def test_drain_and_release_restore_what_was_found(balancer: Balancer) -> None:
+    before = balancer.server()
+    drained = report(balancer, "apply")
+    assert (drained["state"], drained["changed"], balancer.server()["admin"]) == ("done", True, "drain")
+    assert all(balancer.get() == 200 for _ in range(6))
+    released = report(balancer, "undo")
+    assert (released["state"], released["changed"]) == ("done", True)
+    after = balancer.server()
+    assert {k: after[k] for k in ("admin", "weight", "up")} == {k: before[k] for k in ("admin", "weight", "up")}
+
+
+def test_twice_is_once(balancer: Balancer) -> None:
+    report(balancer, "apply")
+    assert report(balancer, "apply")["changed"] is False
+    report(balancer, "undo")
+    again = report(balancer, "undo")
+    assert (again["state"], again["changed"], balancer.server()["admin"]) == ("done", False, "ready")
+
+
+def test_open_stream_is_awaited_and_ends_whole(balancer: Balancer) -> None:
+    stream = balancer.stream()
+    waiting = report(balancer, "apply", wait_s=0.5)
+    assert waiting["state"] == "running" and "1 in backend gpu" in waiting["why"]
+    assert report(balancer, "probe")["state"] == "not_done"
+    balancer.h1.finish.set()
+    assert report(balancer, "apply")["state"] == "done"
+    assert stream.read() == b"first\nlast\n"
+    assert report(balancer, "probe")["state"] == "done"
+
+
+def test_timeout_fails_or_cuts_as_the_plan_says(balancer: Balancer) -> None:
+    stream = balancer.stream()
+    failed = report(balancer, "apply", timeout=0)
+    assert failed["state"] == "not_done" and "still open: 1 in backend gpu" in failed["why"]
+    assert report(balancer, "undo")["state"] == "done" and balancer.server()["admin"] == "ready"
+    cut = report(balancer, "apply", timeout=0, on_timeout="cut")
+    assert (cut["state"], cut["cut"], balancer.server()["sessions"]) == ("done", 1, 0)
+    with pytest.raises((http.client.HTTPException, OSError)):
+        assert stream.read().endswith(b"last\n") or _incomplete()
+
+
+def _incomplete() -> None:
+    raise http.client.IncompleteRead(b"first\n")
+
+
+def test_last_serving_server_is_not_taken_out(balancer: Balancer) -> None:
+    refused = report(balancer, "apply", backends=["lonely"], wait_s=0.1)
+    assert refused["state"] == "not_done" and "0 other servers serve (none), at least 1 must" in refused["why"]
+    assert balancer.server("lonely")["admin"] == "ready"
+    assert report(balancer, "apply", backends=["lonely"], min_serving=0)["state"] == "done"
+
+
+def test_only_members_that_really_serve_are_counted(balancer: Balancer) -> None:
+    balancer.h2.healthy = False
+    eventually(lambda: not balancer.server(name="h2")["up"])
+    refused = report(balancer, "apply", wait_s=0.1)
+    assert refused["state"] == "not_done" and balancer.server()["admin"] == "ready"
+    assert report(balancer, "probe")["short"]
+
+
+def test_server_that_does_not_serve_may_always_leave(balancer: Balancer) -> None:
+    balancer.h1.healthy = False
+    eventually(lambda: not balancer.server("lonely")["up"])
+    assert report(balancer, "apply", backends=["lonely"])["state"] == "done"
+
+
+@pytest.mark.parametrize("foreign", ["drain", "maint"])
+def test_drained_by_somebody_else_stays_so(balancer: Balancer, foreign: str) -> None:
+    balancer.order(f"set server gpu/h1 state {foreign}")
+    assert report(balancer, "apply")["state"] == "done"
+    assert balancer.server()["admin"] == foreign
+    assert report(balancer, "undo")["state"] == "done"
+    assert balancer.server()["admin"] == foreign
+
+
+def test_maintenance_set_meanwhile_is_left_to_a_human(balancer: Balancer) -> None:
+    report(balancer, "apply")
+    balancer.order("set server gpu/h1 state maint")
+    held = report(balancer, "undo")
+    assert held["state"] == "unknown" and "somebody else" in held["why"]
+    assert balancer.server()["admin"] == "maint"
+
+
+def test_weight_changed_at_runtime_is_kept_and_restored_after_reload(balancer: Balancer) -> None:
+    balancer.order("set server gpu/h1 weight 7")
+    report(balancer, "apply")
+    balancer.reload()
+    assert balancer.server()["weight"] == 50
+    assert report(balancer, "undo")["state"] == "done"
+    assert (balancer.server()["weight"], balancer.server()["admin"]) == (7, "ready")
+
+
+def test_reload_that_forgets_the_drain_is_noticed(balancer: Balancer) -> None:
+    report(balancer, "apply")
+    balancer.reload()
+    assert balancer.server()["admin"] == "ready"
+    assert report(balancer, "probe")["state"] == "not_done"
+    assert report(balancer, "apply")["state"] == "done"
+    assert balancer.server()["admin"] == "drain"
+    assert report(balancer, "undo")["state"] == "done" and balancer.server()["admin"] == "ready"
+
+
+def test_foreign_drain_survives_a_reload(balancer: Balancer) -> None:
+    balancer.order("set server gpu/h1 state drain")
+    report(balancer, "apply")
+    balancer.reload()
+    assert report(balancer, "undo")["state"] == "done"
+    assert balancer.server()["admin"] == "drain"
+
+
+def test_stream_in_an_old_worker_is_seen(balancer: Balancer) -> None:
+    stream = balancer.stream()
+    balancer.reload()
+    eventually(lambda: balancer.server()["sessions"] == 0)
+    waiting = report(balancer, "apply", wait_s=0.5)
+    assert waiting["state"] == "running" and "in old worker" in waiting["why"]
+    balancer.h1.finish.set()
+    assert report(balancer, "apply")["state"] == "done"
+    assert stream.read() == b"first\nlast\n"
+
+
+def test_not_released_before_a_fresh_check_passed(balancer: Balancer) -> None:
+    """The check's last result may be from before the server was stopped: only a new one counts."""
+    report(balancer, "apply")
+    balancer.h1.healthy = False
+    waiting = report(balancer, "undo", wait_s=0.6)
+    assert waiting["state"] == "running" and "503" in waiting["why"] and "h1" in waiting["why"]
+    assert balancer.server()["admin"] == "drain"
+    assert report(balancer, "probe", "undo")["state"] == "not_done"
+    assert all(balancer.get() == 200 for _ in range(6))
+    balancer.h1.healthy = True
+    assert report(balancer, "undo")["state"] == "done"
+    assert balancer.server()["admin"] == "ready" and balancer.server()["up"]
+    assert report(balancer, "probe", "undo")["state"] == "done"
+
+
+def test_release_gives_up_with_the_checks_words(balancer: Balancer) -> None:
+    report(balancer, "apply")
+    balancer.h1.healthy = False
+    failed = report(balancer, "undo", ready_within=0)
+    assert failed["state"] == "not_done" and "gpu/h1 is DOWN" in failed["why"]
+    assert balancer.server()["admin"] == "drain"
+
+
+def test_found_down_need_not_come_up(balancer: Balancer) -> None:
+    balancer.h1.healthy = False
+    eventually(lambda: not balancer.server()["up"])
+    report(balancer, "apply")
+    assert report(balancer, "undo")["state"] == "done"
+    assert balancer.server()["admin"] == "ready"
+
+
+def test_persistent_clients_cannot_come_back(balancer: Balancer) -> None:
+    """A drained server still takes clients that hold its cookie: it must end in maintenance, and come back checked."""
+    assert report(balancer, "apply", backends=["sticky"])["state"] == "done"
+    assert balancer.server("sticky")["admin"] == "maint"
+    assert report(balancer, "undo", backends=["sticky"])["state"] == "done"
+    assert balancer.server("sticky")["admin"] == "ready" and balancer.server("sticky")["up"]
+
+
+def test_all_backends_that_have_the_server(balancer: Balancer) -> None:
+    done = report(balancer, "apply", backends=[], min_serving=0)
+    assert {row["backend"] for row in done["servers"]} == {"gpu", "sticky", "unchecked", "lonely"}
+    assert "ready" not in {balancer.server(name)["admin"] for name in ("gpu", "sticky", "unchecked", "lonely")}
+    assert report(balancer, "undo", backends=[])["state"] == "done"
+    assert {balancer.server(name)["admin"] for name in ("gpu", "sticky", "unchecked", "lonely")} == {"ready"}
+
+
+def test_without_health_checks_the_port_must_answer(balancer: Balancer) -> None:
+    report(balancer, "apply", backends=["unchecked"])
+    balancer.h1.stop()
+    waiting = report(balancer, "undo", backends=["unchecked"], wait_s=0.5)
+    assert waiting["state"] == "running" and "does not answer" in waiting["why"]
+    balancer.h1 = Model(balancer.h1.port)
+    assert report(balancer, "undo", backends=["unchecked"])["state"] == "done"
+
+
+def test_probe_changes_nothing_and_shows_who_serves(balancer: Balancer, state: Path) -> None:
+    before = balancer.api.ask("show servers state gpu")
+    seen = report(balancer, "probe")
+    assert seen["state"] == "not_done" and seen["others_serving"] == {"gpu": 1}
+    assert [row["server"] for row in seen["members"]] == ["h1", "h2", "h3"]
+    strip = lambda text: [row.split()[:9] for row in text.splitlines()]  # noqa: E731
+    assert strip(balancer.api.ask("show servers state gpu")) == strip(before)
+    assert not state.exists()
+
+
+def test_two_changes_may_hold_two_servers_but_not_one(balancer: Balancer, state: Path) -> None:
+    other = dict(OWNER, change="c2")
+    report(balancer, "apply", min_serving=0)
+    marker = json.loads((state / "owner-h1.json").read_text())
+    assert (marker["change"], marker["reason"]) == ("c1", "test")
+    assert "report" in play(balancer, "apply", server="h2", min_serving=0, owner=other)
+    refused = play(balancer, "apply", owner=other)
+    assert (
+        refused["failed"] and refused["refused"]["by"]["change"] == "c1" and "h1 belongs to change c1" in refused["msg"]
+    )
+    assert balancer.server()["admin"] == "drain"
+    report(balancer, "undo")
+    assert not (state / "owner-h1.json").exists() and (state / "owner-h2.json").exists()
+
+
+def test_second_drain_after_release_finds_anew(balancer: Balancer) -> None:
+    report(balancer, "apply")
+    report(balancer, "undo")
+    balancer.order("set server gpu/h1 state drain")
+    report(balancer, "apply")
+    report(balancer, "undo")
+    assert balancer.server()["admin"] == "drain"
+
+
+def test_killed_between_note_and_action_is_taken_up(balancer: Balancer, state: Path) -> None:
+    """The note says drain, HAProxy still says ready: apply drains, and undo of it knows that ready was found."""
+    notes = work.Notes(str(state / OWNER["change"] / "haproxy-h1.json"))
+    host.state_dir(OWNER["change"])
+    notes.begin(work.Look(balancer.api, ["gpu"], "h1"))
+    notes.set_left("gpu", "drain")
+    assert report(balancer, "probe")["state"] == "not_done"
+    assert report(balancer, "apply")["state"] == "done" and balancer.server()["admin"] == "drain"
+    assert report(balancer, "undo")["state"] == "done" and balancer.server()["admin"] == "ready"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"backends": ["nope"]}, "no backend nope; it has gpu, lonely, sticky, unchecked"),
+        ({"server": "gpu9"}, "backend gpu has no server gpu9; it has h1, h2, h3"),
+        ({"server": "gpu9", "backends": []}, "no backend has a server gpu9"),
+        ({"socket": "/nonexistent/admin.sock"}, "/nonexistent/admin.sock does not exist"),
+        ({"server": "h1; shutdown"}, "cannot be the name"),
+    ],
+)
+def test_wrong_names_say_what_exists(balancer: Balancer, args: dict[str, Any], said: str) -> None:
+    for mode in ("probe", "apply"):
+        result = play(balancer, mode, **args)
+        assert result["failed"] and said in result["msg"], result
+
+
+def test_stopped_haproxy_and_weak_socket_are_named(tmp_path: Path, state: Path) -> None:
+    balancer = Balancer(tmp_path, level="operator")
+    try:
+        refused = play(balancer, "apply")
+        assert refused["failed"] and "lacks admin level" in refused["msg"]
+    finally:
+        balancer.stop()
+    gone = play(balancer, "apply")
+    assert gone["failed"] and ("HAProxy is not running" in gone["msg"] or "does not exist" in gone["msg"])
+
+
+def test_endpoints_of_proc_net_tcp() -> None:
+    assert api.endpoint("0100007F:1F90") == ("127.0.0.1", 8080)
+    assert api.endpoint("0000000000000000FFFF00000100007F:0050") == ("127.0.0.1", 80)
+    assert api.endpoint("B80D0120000000000000000001000000:01BB") == ("2001:db8::1", 443)
