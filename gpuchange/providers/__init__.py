@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuchange.providers.baseline.gpu import PROVIDER as BASELINE_GPU
 from gpuchange.providers.contract import Provider
+from gpuchange.providers.drain.haproxy import PROVIDER as DRAIN_HAPROXY
 from gpuchange.providers.preflight.host import PROVIDER as PREFLIGHT_HOST
 from gpuchange.providers.record.host import PROVIDER as RECORD_HOST
 from gpuchange.providers.seal.host import PROVIDER as SEAL_HOST
@@ -12,6 +13,7 @@ from gpuchange.providers.verify.host import PROVIDER as VERIFY_HOST
 PROVIDERS: tuple[Provider, ...] = (
     PREFLIGHT_HOST,
     RECORD_HOST,
+    DRAIN_HAPROXY,
     SEAL_HOST,
     BASELINE_GPU,
     VERIFY_HOST,
