@@ -246,22 +246,22 @@ def copy_check(session: Session, data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "mismatches": mismatches(session.download(second, len(data)), data)}
 
 
-def words_check(session: Session, module: ctypes.c_void_p, data: bytes) -> dict[str, Any]:
-    """Integer arithmetic on every word, against the CPU's."""
+def problems(data: bytes) -> dict[str, tuple[Any, ...]]:
+    """What the kernels are asked and what the CPU says, the same for all cards: name -> (x, y, factor, wanted).
+
+    Words: every bit pattern, from `data`. Floats: numbers small enough for every step to be exact.
+    """
     size, factor = KERNEL_ELEMENTS * 4, 2654435761
     x, y = data[:size], data[size : 2 * size]
     pairs = enumerate(zip(memoryview(x).cast("I"), memoryview(y).cast("I")))
-    wanted = array.array("I", [((factor * a + b) & 0xFFFFFFFF) ^ i for i, (a, b) in pairs]).tobytes()
-    return kernel_check(session, session.function(module, b"gpuchange_words"), x, y, ctypes.c_uint32(factor), wanted)
-
-
-def floats_check(session: Session, module: ctypes.c_void_p, _data: bytes) -> dict[str, Any]:
-    """Floating point on numbers small enough for every step to be exact."""
-    x = array.array("f", [i % 4096 for i in range(KERNEL_ELEMENTS)])
-    y = array.array("f", [(7 * i) % 8191 for i in range(KERNEL_ELEMENTS)])
-    wanted = array.array("f", [3.0 * a + b for a, b in zip(x, y)]).tobytes()
-    function = session.function(module, b"gpuchange_floats")
-    return kernel_check(session, function, x.tobytes(), y.tobytes(), ctypes.c_float(3.0), wanted)
+    words = array.array("I", [((factor * a + b) & 0xFFFFFFFF) ^ i for i, (a, b) in pairs])
+    fx = array.array("f", [i % 4096 for i in range(KERNEL_ELEMENTS)])
+    fy = array.array("f", [(7 * i) % 8191 for i in range(KERNEL_ELEMENTS)])
+    floats = array.array("f", [3.0 * a + b for a, b in zip(fx, fy)])
+    return {
+        "words": (x, y, ctypes.c_uint32(factor), words.tobytes()),
+        "floats": (fx.tobytes(), fy.tobytes(), ctypes.c_float(3.0), floats.tobytes()),
+    }
 
 
 def kernel_check(session: Session, function: Any, x: bytes, y: bytes, factor: Any, wanted: bytes) -> dict[str, Any]:
@@ -272,13 +272,14 @@ def kernel_check(session: Session, function: Any, x: bytes, y: bytes, factor: An
     return {"elements": KERNEL_ELEMENTS, "mismatches": mismatches(session.download(on_y, len(y)), wanted)}
 
 
-def check_card(driver: Driver, index: int, data: bytes) -> dict[str, Any]:
+def check_card(driver: Driver, index: int, data: bytes, asked: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
     checks: dict[str, Any] = {}
     with Session(driver, index) as session:
         checks["copy"] = copy_check(session, data)
         module = session.module()
-        checks["words"] = words_check(session, module, data)
-        checks["floats"] = floats_check(session, module, data)
+        for name, (x, y, factor, wanted) in asked.items():
+            function = session.function(module, b"gpuchange_" + name.encode("ascii"))
+            checks[name] = kernel_check(session, function, x, y, factor, wanted)
     wrong = [
         "%s: %d of the results are wrong" % (name, c["mismatches"]) for name, c in checks.items() if c["mismatches"]
     ]
@@ -325,9 +326,7 @@ def bench_card(driver: Driver, index: int) -> dict[str, Any]:
             "d2h": lambda: driver.call("cuMemcpyDtoHAsync_v2", host, first, size, None),
             "d2d": lambda: driver.call("cuMemcpyDtoDAsync_v2", second, first, size, None),
         }
-        metrics = {
-            name: measure(session, copy, 2, lambda ms: 2 * BENCH_BYTES / ms / 1e6) for name, copy in copies.items()
-        }
+        metrics = {name: measure(session, copy, 1, lambda ms: BENCH_BYTES / ms / 1e6) for name, copy in copies.items()}
         launch = lambda: session.launch(nothing, 1, 32)  # noqa: E731
         metrics["launch"] = measure(session, launch, LAUNCHES, lambda ms: ms * 1e3 / LAUNCHES)
     return {"ok": True, "why": "", "metrics": metrics}
@@ -367,7 +366,8 @@ def one_card(driver: Driver, index: int, test: Callable[[Driver, int], dict[str,
 
 def _function(step: Callable[[str], None]) -> dict[str, Any]:
     data = os.urandom(COPY_BYTES)
-    return all_cards(step, lambda driver, index: check_card(driver, index, data))
+    asked = problems(data)
+    return all_cards(step, lambda driver, index: check_card(driver, index, data, asked))
 
 
 def _bench(step: Callable[[str], None]) -> dict[str, Any]:
