@@ -299,7 +299,8 @@ def probe(job: Job) -> NoReturn:
         why = "" if done else "%s is still out of service by this change" % job.server
     else:
         done = out and job.notes.ours and look.idle
-        why = "" if done else "%s has %s sessions open" % (job.server, look.left())
+        where = "out of service" if out else "in service"
+        why = "" if done else "%s is %s, sessions open: %s" % (job.server, where, look.left())
     short = look.short_of(int(job.args["min_serving"]))
     job.finish("done" if done else "not_done", look, why, short=short, owner=read_owner(job.server) or {})
 
