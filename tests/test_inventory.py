@@ -15,6 +15,7 @@ from gpuchange.ansible_cli import environment, run, said
 from gpuchange.errors import InventoryError
 from gpuchange.frozen import as_yaml_inventory, freeze
 from gpuchange.inventory import Inventory, resolve, select, split_pattern
+from gpuchange.plan import load
 from gpuchange.waiting import wait_until
 
 HOSTS = """\
@@ -349,3 +350,11 @@ def test_an_excerpt_is_never_part_of_an_error() -> None:
     text = "[WARNING]: odd\n[ERROR]: cannot read\nOrigin: f.yml:3:1\n\n3 password: hunter2\n"
     assert said(text) == "odd; cannot read"
     assert "hunter2" not in said("password: hunter2\nTraceback: boom")
+
+
+def test_the_example_can_be_used_as_it_stands(tmp_path: Path) -> None:
+    example = Path(__file__).parents[1] / "inventories" / "example"
+    plan = load(example / "plan.yaml")
+    found = resolve(plan.inventory_sources(), None, plan.hosts)
+    assert named(found) == ["gpu-01", "gpu-02", "gpu-03"]
+    assert found.hosts["gpu-03"]["ansible_become"] is True
