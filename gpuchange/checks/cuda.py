@@ -70,7 +70,8 @@ def parse_cuda(raw: Any) -> Cuda:
     """From the fact `cuda`. Never raises on strange content."""
     facts = raw if isinstance(raw, Mapping) else {}
     toolkits = {str(path): _toolkit(str(path), files) for path, files in _items(facts.get("toolkits"))}
-    link = tuple(str(hop) for hop in facts.get("link") or ())
+    hops = facts.get("link")
+    link = tuple(str(hop) for hop in hops) if isinstance(hops, list) else ()
     alternatives = str(facts.get("alternatives") or "")
     return Cuda(
         toolkits=toolkits,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -61,7 +62,8 @@ def _rights(facts: Mapping[str, Any], _picture: Snapshot, _wish: Wish) -> Iterat
 
 def _space(facts: Mapping[str, Any], _picture: Snapshot, wish: Wish) -> Iterator[Objection]:
     seen = set()
-    for path, row in mapping(facts.get("space")).items():
+    for path, raw in mapping(facts.get("space")).items():
+        row = mapping(raw)
         on, free = str(row.get("on")), row.get("free")
         if not isinstance(free, int) or (free, on if row.get("read_only") else "") in seen:
             continue
@@ -129,8 +131,8 @@ def _compatible(_facts: Mapping[str, Any], picture: Snapshot, wish: Wish) -> Ite
             "note", f"driver {driver} runs CUDA {cuda} in minor-version compatibility; all of it from {full} on"
         )
     for name in sorted(picture.packages):
-        built_for = name.rpartition("-cuda-")[2] if name.startswith("libcudnn") and "-cuda-" in name else None
-        clash = cudnn_mismatch(built_for, cuda)
+        built = re.fullmatch(r"libcudnn\d+-cuda-(\d+)", name)
+        clash = cudnn_mismatch(built[1], cuda) if built else ""
         if clash:
             yield Objection("note", f"{name}: {clash}")
 

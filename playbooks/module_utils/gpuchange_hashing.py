@@ -79,7 +79,9 @@ class Walker:
         self.exclude = set(exclude)
 
     def walk(self, root: bytes, shown: bytes) -> Iterator[Tuple[Found, Optional[int], bytes]]:
-        """Yields (found, handle of its directory, its name there)."""
+        """Yields (found, handle of its directory, its name there). A root that is a link itself is followed, once."""
+        root = os.path.realpath(root)
+        os.stat(root)  # a root that is not there is an error, unlike a file that vanishes meanwhile
         parent = os.open(os.path.dirname(root) or b"/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             yield from self._name(parent, os.path.basename(root) or b".", root, shown)
@@ -89,7 +91,7 @@ class Walker:
     def _name(
         self, parent: int, name: bytes, real: bytes, shown: bytes
     ) -> Iterator[Tuple[Found, Optional[int], bytes]]:
-        if real in self.exclude:
+        if real in self.exclude or shown in self.exclude:
             return
         try:
             status = os.stat(name, dir_fd=parent, follow_symlinks=False)

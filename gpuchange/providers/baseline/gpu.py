@@ -35,7 +35,8 @@ def judge(view: HostView, report: BaselineReport) -> Verdict:
     if report.state == "done":
         cards = [mapping(card) for card in report.result.get("cards", ())]
         return Verdict.accept(findings=tuple(_sentence(card) for card in cards))
-    if view.params.get("mode") != "required" and not report.result.get("hung"):
+    missed = report.state in ("not_done", "unknown") and not report.result.get("hung")
+    if missed and view.params.get("mode") != "required":
         why = f"no baseline: {report.why}"
         return Verdict.accept(why, (why,))
     return by_state(report)
