@@ -1,4 +1,4 @@
-"""The pure checks of a host, over cases in tests/cases: parsing, readiness, wanted versions, proof; and hostile input."""
+"""The pure checks of a host, over cases in tests/cases: parsing, readiness, versions, proof; and hostile input."""
 
 from __future__ import annotations
 
