@@ -89,10 +89,10 @@ def create(root: Path, plan_path: Path, connection: Connection) -> Path:
         shutil.copyfile(plan_path, frozen / "plan.yaml")
         shutil.copytree(content.playbooks(), frozen / "playbooks", ignore=shutil.ignore_patterns("__pycache__"))
         kept = inventory.freeze(sources, frozen / "inventory")
-        meta = _meta(home.name, plan, list(found.hosts), [_relative(path, frozen) for path in kept], frozen)
+        meta = _meta(home.name, plan, found, [_relative(path, frozen) for path in kept], frozen)
         _private(building)
         with Journal.create(building / JOURNAL, meta) as journal:
-            journal.append([Event(Kind.CREATED, data={"hosts": list(found.hosts), "plan": plan.name})])
+            journal.append([Event(Kind.CREATED, data={"plan": plan.name})])
         building.rename(home)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
@@ -114,16 +114,31 @@ def _relative(path: str, frozen: Path) -> str:
     return os.path.relpath(path, frozen)
 
 
-def _meta(change: str, plan: Plan, hosts: list[str], kept: list[str], frozen: Path) -> dict[str, Any]:
+def _meta(change: str, plan: Plan, found: inventory.Inventory, kept: list[str], frozen: Path) -> dict[str, Any]:
+    patterns = [p for phase in PHASES for c in plan.chosen(phase.name) for p in c.provider.delegates(c.params)]
+    delegates = inventory.select(found, patterns) if patterns else ()
     return {
         "change": change,
         "version": __version__,
         "report_schema": REPORT_SCHEMA,
         "table": [list(step.key) for step in table_of(plan).steps],
-        "hosts": hosts,
+        "hosts": list(found.hosts),
+        "delegates": list(delegates),
+        "ssh": {name: _ssh_variables(found.known[name]) for name in dict.fromkeys([*found.hosts, *delegates])},
         "inventory": kept,
         "playbooks": content.digest(frozen / "playbooks"),
     }
+
+
+SSH_VARIABLES = (
+    *("ansible_connection", "ansible_host", "ansible_port", "ansible_user", "ansible_ssh_private_key_file"),
+    *("ansible_ssh_common_args", "ansible_ssh_extra_args"),
+)
+
+
+def _ssh_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """What is needed to knock at a host; no password is among it."""
+    return {name: variables[name] for name in SSH_VARIABLES if name in variables}
 
 
 def _private(tree: Path) -> None:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpuchange import ssh
 from gpuchange.change import Change, Connection
+from gpuchange.errors import BeforeChangeError, NeedsOperator, UsageError
 from gpuchange.judging import Outcome, Situation, judge
 from gpuchange.observers import Observer
 from gpuchange.planner import Decision, Start, Step, decide, exit_code
@@ -103,6 +105,28 @@ class Engine:
         ]
         self._append([Event(Kind.CONTROLLER, data=data), *lost])
         self._started = True
+
+        self._knock()
+
+    def _knock(self) -> None:
+        """Every machine of the change is who known_hosts says, or the operator accepts it now, before any play."""
+        variables = self.change.journal.meta["ssh"]
+        addresses = {name: address for name, given in variables.items() if (address := ssh.resolve(name, given))}
+        found = ssh.knock(list(addresses.values()))
+        unknown = [reach for reach in found.values() if reach.state == "unknown_key"]
+        if self.connection.accept_new_host_keys:
+            for reach in unknown:
+                ssh.accept(addresses[reach.name], reach.key)
+                self._append([Event(Kind.NOTE, host=reach.name, data={"host_key_accepted": reach.fingerprint})])
+            unknown = []
+        changed = [reach for reach in found.values() if reach.state == "changed_key"]
+        if (unknown or changed) and not self.change.state.counts.touched:
+            raise BeforeChangeError(
+                "; ".join(reach.why for reach in [*changed, *unknown]),
+                why="\n  ".join(f"{reach.name}: {reach.fingerprint}" for reach in [*changed, *unknown]),
+                remedy="compare the fingerprints with the machines' own (ssh-keygen -lf); "
+                + ("then mend known_hosts" if changed else "then go on with --accept-new-host-keys"),
+            )
 
     def _in_flight(self) -> list[tuple[str, Step, str]]:
         found = []
@@ -341,8 +365,6 @@ def resolve(home: Path, host: str, answer: str) -> None:
 
 
 def _resolution(change: Change, host: str, answer: str) -> Event:
-    from gpuchange.errors import NeedsOperator, UsageError
-
     if host not in change.state.hosts:
         raise UsageError(f"{host} is not a host of {change.id}", remedy=f"its hosts: {', '.join(change.hosts)}")
     if answer == "leave":

@@ -17,6 +17,7 @@ from gpuchange.states import Kind
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 2.0, 30.0
 SILENT_LIMIT = 2
+CHANGED_KEY = "REMOTE HOST IDENTIFICATION HAS CHANGED"  # OpenSSH's own words
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ def _unreachable(situation: Situation, evidence: Unreachable) -> Outcome:
     data: dict[str, Any] = {"why": f"{where} unreachable: {evidence.why}", "unreachable": True, "where": where}
     if situation.before_change:
         return Outcome(Kind.REJECTED, data)
+    if CHANGED_KEY in evidence.why:
+        return Outcome(Kind.HELD, {**data, "why": f"{where} is up but presents a different host key"})
     if situation.lost_waited >= situation.unreachable_limit:
         return Outcome(Kind.HELD, data)
     after = min(FIRST_BACKOFF * 2**situation.lost, LONGEST_BACKOFF)

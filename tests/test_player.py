@@ -223,7 +223,10 @@ def test_missing_statistics_mean_unknown(place: Path) -> None:
 
 
 def test_events_that_are_not_reports_say_nothing() -> None:
-    event = {"event": "runner_on_ok", "event_data": {"host": "a", "task": "other", "res": {"report": {"state": "done"}}}}
+    event = {
+        "event": "runner_on_ok",
+        "event_data": {"host": "a", "task": "other", "res": {"report": {"state": "done"}}},
+    }
     assert playchild.evidence(event) is None
     skipped = {"event": "runner_on_skipped", "event_data": {"host": "a", "task": "report", "res": {}}}
     assert playchild.evidence(skipped) is None

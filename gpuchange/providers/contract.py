@@ -43,6 +43,10 @@ def no_args(_view: HostView, _mode: Mode) -> dict[str, Any]:
     return {}
 
 
+def no_delegates(_params: Mapping[str, Any]) -> tuple[str, ...]:
+    return ()
+
+
 def judge_state(_view: HostView, report: Any) -> Verdict:
     return by_state(report)
 
@@ -52,7 +56,8 @@ class Provider:
     """One row. `args` builds the JSON for the role's module call; `judge`/`judge_undo` are pure.
 
     `reversible`: "yes", "no: why". `may_change`: what of the host's identity this provider may move (gpu_uuid, serial,
-    address, host_key, device_names). `collections`/`binaries` are asked for by preflight.
+    address, host_key, device_names). `delegates`: inventory patterns of the other machines it
+    acts on. `collections`/`binaries` are asked for by preflight.
     """
 
     phase: str
@@ -66,6 +71,7 @@ class Provider:
     preview: Callable[[HostView, Any], tuple[str, ...]] = lambda _view, _report: ()
     reversible: str = "yes"
     may_change: tuple[str, ...] = ()
+    delegates: Callable[[Mapping[str, Any]], tuple[str, ...]] = no_delegates
     collections: tuple[str, ...] = ()
     binaries: tuple[str, ...] = ()
     estimate_s: float = 5.0
