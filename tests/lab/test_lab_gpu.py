@@ -142,17 +142,28 @@ def test_card_lost_at_reboot(host: Host) -> None:
 
 def test_a_bad_new_driver_is_good_again_when_rolled_back(host: Host) -> None:
     before = measured(host, "bench")
-    host.break_("wrong-values")
-    host.break_("slow-card")
+    for fault in ("wrong-values", "slow-card", "ecc-errors", "overheat"):
+        host.break_(fault)
     assert sound(host, before) == {"function": True, "speed": True}
+    assert health(host) == [["31", "0"]] * 2
     apt(host, *NEW)
     reboot(host)
     assert sound(host, before) == {"function": False, "speed": False}
+    assert all(int(hot) > 90 and int(errors) > 0 for hot, errors in health(host))
     host.mend("slow-card")
     assert sound(host, before) == {"function": False, "speed": True}
     apt(host, *START)
     reboot(host)
     assert sound(host, before) == {"function": True, "speed": True}
+    assert health(host) == [["31", "0"]] * 2
+
+
+def health(host: Host) -> list[list[str]]:
+    fields = "temperature.gpu,ecc.errors.uncorrected.volatile.total"
+    return [
+        line.split(", ")
+        for line in host.run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]).splitlines()
+    ]
 
 
 def sound(host: Host, before: dict[str, Any]) -> dict[str, bool]:

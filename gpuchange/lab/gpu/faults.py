@@ -61,6 +61,12 @@ _TABLE = (
         "cat /proc/sys/kernel/random/boot_id",
     ),
     _flag("wrong-values", "any other driver than the loaded one makes the cards compute wrong values", DRIVER),
+    _flag(
+        "ecc-errors",
+        "any other driver than the loaded one brings uncorrectable memory errors, ever more of them",
+        DRIVER,
+    ),
+    _flag("overheat", "any other driver than the loaded one lets every card run 65 degrees hotter", DRIVER),
     _flag("slow-card", "any other driver than the loaded one makes every card three times slower", DRIVER),
     Fault(
         "apt-hangs",

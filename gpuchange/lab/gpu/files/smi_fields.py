@@ -62,9 +62,18 @@ def watts(name):
     return lambda card: f"{card[name]:.2f} W"
 
 
-ZERO = constant("0")
+def ecc_errors(card, kind, where):
+    """A failing memory goes on failing: one uncorrectable DRAM error a second since the driver was loaded."""
+    failing = card["ecc_since"] and kind == "uncorrected" and where != "sram"
+    return str(int(time.time() - card["ecc_since"]) if failing else 0)
+
+
+def ecc_field(kind, where):
+    return lambda card: ecc_errors(card, kind, where)
+
+
 ECC = {
-    f"ecc.errors.{kind}.{span}.{where}": ZERO
+    f"ecc.errors.{kind}.{span}.{where}": ecc_field(kind, where)
     for kind in ("corrected", "uncorrected")
     for span in ("volatile", "aggregate")
     for where in ("total", "device_memory", "dram", "sram")
