@@ -19,10 +19,14 @@ Said = tuple[str, str]
 def problems(error: ValidationError, document: Document, model: type[BaseModel]) -> Iterator[Problem]:
     """One Problem per error of pydantic, but none for keys that `document` has found faulty already."""
     known = {problem.path for problem in document.problems if problem.path is not None}
-    for detail in error.errors(include_url=False, include_context=True):
-        path, rest = locate(detail["loc"], document.data)
-        only_echo = detail["type"] == "too_short" and bool(detail["input"])  # its entries were refused one by one
-        if not only_echo and not any(path[: len(bad)] == bad for bad in known):
+    located = [(detail, *locate(detail["loc"], document.data)) for detail in error.errors(include_url=False)]
+    strange = {
+        path[:-1] for detail, path, _ in located if detail["type"] == "literal_error" and path[-1:] == ("provider",)
+    }
+    for detail, path, rest in located:
+        echo = detail["type"] == "too_short" and bool(detail["input"])  # its entries were refused one by one
+        echo |= path[: len(path + rest) - 1] in strange and path[-1:] != ("provider",)  # measured by the wrong model
+        if not echo and not any(path[: len(bad)] == bad for bad in known):
             what, remedy = _say(detail, path, rest, document, model)
             yield Problem(_mark(detail, path, rest, document), what, remedy, path)
 
