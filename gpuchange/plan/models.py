@@ -24,7 +24,7 @@ from pydantic import (
 
 from gpuchange import providers
 from gpuchange.providers.contract import Provider
-from gpuchange.providers.types import Count, Duration, HostPattern, Name, Text, refuse
+from gpuchange.providers.types import Count, Duration, HostPattern, Name, OneOrMany, Text, refuse
 
 NO_CHANGE = "none"
 Kind = Literal["one", "list", "choice"]
@@ -118,10 +118,6 @@ class Chosen:
     params: Mapping[str, Any]
 
 
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 def _inventory_path(value: str) -> str:
     if "{{" in value or "{%" in value:
         refuse(f"inventory holds a template ({value}); nothing in a plan is templated", "write the path itself")
@@ -142,10 +138,10 @@ class Plan(Strict):
     name: Name = Field(description="Name of the change; part of its id.")
     reason: Text = Field(description="Why; shown wherever a host is taken out of service.")
     ticket: Text | None = Field(default=None, description="Ticket that asks for the change.")
-    inventory: Annotated[tuple[Source, ...], BeforeValidator(_listed)] = Field(
+    inventory: Annotated[tuple[Source, ...], OneOrMany()] = Field(
         default=(), description="Ansible inventory, relative to the plan; -i on the command line wins."
     )
-    hosts: Annotated[tuple[HostPattern, ...], Field(min_length=1), BeforeValidator(_listed)] = Field(
+    hosts: Annotated[tuple[HostPattern, ...], Field(min_length=1), OneOrMany()] = Field(
         description="Ansible host patterns: which hosts are changed."
     )
     rollout: Rollout = Field(default=Rollout(), description="How many hosts at once, and when to stop.")

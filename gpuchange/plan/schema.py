@@ -28,14 +28,12 @@ def json_schema() -> Schema:
 
 
 def _short_forms(schema: Schema) -> None:
-    """Sections and lists that may be written as one scalar."""
+    """Sections that may be written as one scalar."""
     properties = schema["properties"]
     for key, field in _SHORT.items():
         if key in properties:
             scalar = schema["definitions"][_name(properties[key])]["properties"][field]
             properties[key] = _either(properties[key], scalar)
-    for key in ("hosts", "inventory"):
-        properties[key] = _either(properties[key], properties[key]["items"])
 
 
 def _name(schema: Schema) -> str:

@@ -10,6 +10,8 @@ through unchanged, so a model can be validated again from its own JSON form:
     Version    text                     written in quotes
     AbsPath, UnitName, HostPattern, Name, Text, Word   text, checked
     Argv       a command as a list of words; no shell
+
+`OneOrMany()` marks a tuple whose only entry may stand without a list.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, NoReturn
 
-from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 UNIT = "x-unit"
 """Key of a JSON schema that says which of the types above it describes; the plan's schema uses it and drops it."""
@@ -219,6 +221,19 @@ def _word(value: str) -> str:
 
 def _schema(pattern: str, says: str, example: str, **more: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "pattern": pattern, "description": says, "examples": [example], **more})
+
+
+class OneOrMany:
+    """Annotation of a tuple: a plan may write its only entry without a list."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(
+            lambda value: [value] if isinstance(value, str) else value, handler(source)
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        many = handler(schema)
+        return {"anyOf": [many, many["items"]]}
 
 
 Count = Annotated[int, BeforeValidator(_count), WithJsonSchema({"type": "integer", "minimum": 0})]

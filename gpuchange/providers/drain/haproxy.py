@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from gpuchange.checks.haproxy import Part, before_drain, drained, released, unfinished
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
-from gpuchange.providers.types import AbsPath, Count, Duration, HostPattern, Name
+from gpuchange.providers.types import AbsPath, Count, Duration, HostPattern, Name, OneOrMany
 from gpuchange.reports import Report, Verdict, by_state
 
 LOOK_AGAIN_S = 1.0
 """A call waits up to 40 s on the balancer itself, so the next may follow at once."""
 
 
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 class HaproxyParams(Params):
     """How a host leaves HAProxy."""
 
-    balancers: Annotated[tuple[HostPattern, ...], Field(min_length=1), BeforeValidator(_listed)] = Field(
+    balancers: Annotated[tuple[HostPattern, ...], Field(min_length=1), OneOrMany()] = Field(
         description="Hosts or groups of the inventory that run HAProxy; the server is drained on each of them."
     )
-    backend: Annotated[tuple[Name, ...], BeforeValidator(_listed)] = Field(
+    backend: Annotated[tuple[Name, ...], OneOrMany()] = Field(
         (), description="Backend or list of backends; none: every backend that has the server."
     )
     socket: AbsPath = Field("/run/haproxy/admin.sock", description="Runtime API of HAProxy, with level admin.")
