@@ -58,10 +58,14 @@ def _unexpected(error: BaseException) -> GpuchangeError:
 
 
 def _print(error: GpuchangeError, as_json: bool) -> int:
-    words.warn(sentence(error))
-    if as_json:
-        fields = {"what": error.what, "where": error.where, "why": error.why, "remedy": error.remedy}
-        click.echo(json.dumps({"type": "error", **fields, "exit_code": error.exit_code}))
+    for one in (error, *getattr(error, "others", ())):  # a plan's faults are all said at once
+        words.warn(sentence(one))
+        if as_json:
+            fields = {"what": one.what, "where": one.where, "why": one.why, "remedy": one.remedy}
+            click.echo(json.dumps({"type": "error", **fields, "exit_code": one.exit_code}))
+    left_out = getattr(error, "left_out", 0)
+    if left_out:
+        words.warn(f"and {left_out} more")
     return error.exit_code
 
 
