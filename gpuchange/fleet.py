@@ -16,6 +16,8 @@ from gpuchange.states import TRANSITIONS, Event, Kind
 from gpuchange.table import Group, Table
 
 Pool = tuple[Ask, Group | None]
+Entry = tuple[float, int]
+"""(due, inventory position)"""
 
 STEP_KINDS = frozenset(kind for _, _, kind in TRANSITIONS)
 HOST_KINDS = frozenset({Kind.TURNED, Kind.LEFT})
@@ -45,43 +47,42 @@ _CONDITIONS: Mapping[str, Callable[[HostState], bool]] = {
 }
 
 
-def _conditions(host: HostState) -> tuple[bool, ...]:
-    return tuple(condition(host) for condition in _CONDITIONS.values())
-
-
 class State:
-    """The change as its events tell it. `hosts` are in inventory order."""
+    """The change as its events tell it. `hosts` are in inventory order.
+
+    `apply` only folds; the pools and counts follow when they are next asked for.
+    """
 
     def __init__(self, table: Table, hosts: Sequence[str]) -> None:
         self.table = table
         self.names = tuple(hosts)
         self.hosts = {name: HostState(name, order, table) for order, name in enumerate(self.names)}
-        self.pools: dict[Pool, list[tuple[float, int]]] = {}
-        self.counts = Counts()
         self.machines: dict[str, str] = {}  # machine-id → host
-        self.to_turn: set[str] = set()  # hosts that a failure elsewhere would turn back
+        self._moved: dict[str, HostState] = dict(self.hosts)
+        self._pools: dict[Pool, list[Entry]] = {}
+        self._filed: list[tuple[Pool, Entry] | None] = [None] * len(self.names)
+        self._conditions: list[tuple[bool, ...]] = [(False,) * len(_CONDITIONS)] * len(self.names)
+        self._counts = Counts()
+        self._movable: set[str] = set()
         self._unsettled = list(range(len(self.names)))
-        for host in self.hosts.values():
-            self._enter(host)
 
     def apply(self, event: Event, now: float = 0.0) -> None:
         """Fold one event. `now`: the caller's clock (seconds); waits that the event asks for end relative to it.
 
-        Raises IllegalTransition, also for a host or step that is not in this change.
+        Raises IllegalTransition, also for a host or step that is not in this change; the state is then as before.
         """
-        if event.kind not in STEP_KINDS and event.kind not in HOST_KINDS:
+        kind = event.kind
+        if kind not in STEP_KINDS and kind not in HOST_KINDS:
             self._note(event)
             return
         host = self.hosts.get(event.host)
-        if host is None or (event.kind in STEP_KINDS and (event.phase, event.provider) not in host.steps):
+        if host is None or (kind in STEP_KINDS and (event.phase, event.provider) not in host.steps):
             raise _stranger(event)
-        before, pool, conditions = host.stance, (host.stance.ask, host.stance.group), _conditions(host)
-        if event.kind in STEP_KINDS:
+        if kind in STEP_KINDS:
             host.step_event(event, now)
         else:
             host.host_event(event)
-        self._leave(pool, (before.due, host.order))
-        self._enter(host, conditions)
+        self._moved[event.host] = host
 
     def _note(self, event: Event) -> None:
         host = self.hosts.get(event.host)
@@ -95,23 +96,66 @@ class State:
         """No host goes on unless an operator says so."""
         return all(host.finished for host in self.hosts.values())
 
-    def _leave(self, pool: Pool, entry: tuple[float, int]) -> None:
-        entries = self.pools[pool]
-        del entries[bisect_left(entries, entry)]
+    @property
+    def counts(self) -> Counts:
+        self._catch_up()
+        return self._counts
 
-    def _enter(self, host: HostState, before: tuple[bool, ...] = (False,) * len(_CONDITIONS)) -> None:
+    def size(self, *asks: Ask) -> int:
+        """How many hosts ask for one of these."""
+        self._catch_up()
+        return sum(len(entries) for (ask, _), entries in self._pools.items() if ask in asks)
+
+    def waiting_for(self, *asks: Ask) -> Iterator[tuple[Group, list[Entry]]]:
+        """The pools of these asks that are not empty, as (group, sorted entries)."""
+        self._catch_up()
+        for (ask, group), entries in self._pools.items():
+            if ask in asks and entries and group:
+                yield group, entries
+
+    def those(self, ask: Ask) -> list[HostState]:
+        """The hosts that ask for this without a play, in inventory order."""
+        self._catch_up()
+        return [self.hosts[self.names[order]] for _, order in self._pools.get((ask, None), ())]
+
+    def movable(self) -> list[str]:
+        """Hosts that a failure elsewhere would turn back: begun, not held for a human, not turned or left yet."""
+        self._catch_up()
+        return sorted(self._movable, key=lambda name: self.hosts[name].order)
+
+    def first_unsettled(self) -> int:
+        """The inventory position of the first host that is neither done nor left; the fleet's size when none is."""
+        self._catch_up()
+        return self._unsettled[0] if self._unsettled else len(self.names)
+
+    def _catch_up(self) -> None:
+        for host in self._moved.values():
+            self._file(host)
+            self._count(host)
+            self._settle(host)
+        self._moved.clear()
+
+    def _file(self, host: HostState) -> None:
+        filed = self._filed[host.order]
+        if filed:
+            entries = self._pools[filed[0]]
+            del entries[bisect_left(entries, filed[1])]
         stance = host.stance
-        insort(self.pools.setdefault((stance.ask, stance.group), []), (stance.due, host.order))
-        after = _conditions(host)
+        pool, entry = (stance.ask, stance.group), (stance.due, host.order)
+        insort(self._pools.setdefault(pool, []), entry)
+        self._filed[host.order] = (pool, entry)
+
+    def _count(self, host: HostState) -> None:
+        before = self._conditions[host.order]
+        after = tuple(condition(host) for condition in _CONDITIONS.values())
         if after != before:
-            for name, was, is_now in zip(_CONDITIONS, before, after, strict=True):
-                if was != is_now:
-                    setattr(self.counts, name, getattr(self.counts, name) + (1 if is_now else -1))
-        movable = host.touched > 0 and not host.turned and not host.left and stance.ask is not Ask.OPERATOR
-        (self.to_turn.add if movable else self.to_turn.discard)(host.name)
-        self._settle(host)
+            self._conditions[host.order] = after
+            for name, was, now in zip(_CONDITIONS, before, after, strict=True):
+                setattr(self._counts, name, getattr(self._counts, name) + now - was)
 
     def _settle(self, host: HostState) -> None:
+        movable = host.touched and not host.turned and not host.left and not host.held
+        (self._movable.add if movable else self._movable.discard)(host.name)
         at = bisect_left(self._unsettled, host.order)
         listed = at < len(self._unsettled) and self._unsettled[at] == host.order
         settled = host.done or host.left
@@ -119,24 +163,6 @@ class State:
             del self._unsettled[at]
         elif not settled and not listed:
             self._unsettled.insert(at, host.order)
-
-    def first_unsettled(self) -> int:
-        """The inventory position of the first host that is neither done nor left; the fleet's size when none is."""
-        return self._unsettled[0] if self._unsettled else len(self.names)
-
-    def size(self, *asks: Ask) -> int:
-        return sum(len(entries) for (ask, _), entries in self.pools.items() if ask in asks)
-
-    def waiting_for(self, *asks: Ask) -> Iterator[tuple[Group, list[tuple[float, int]]]]:
-        """The pools of these asks that are not empty, as (group, sorted (due, inventory position))."""
-        for (ask, group), entries in self.pools.items():
-            if ask in asks and entries and group:
-                yield group, entries
-
-    def those(self, ask: Ask) -> list[HostState]:
-        """The hosts that ask for this, in inventory order."""
-        entries = self.pools.get((ask, None), ())
-        return [self.hosts[self.names[order]] for _, order in entries]
 
 
 def _stranger(event: Event) -> IllegalTransition:

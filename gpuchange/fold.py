@@ -127,11 +127,14 @@ def _move_back(step: Step, status: Status) -> str:
 
 
 class HostState:
-    """One host of the change. `steps` has every step of the table; `turned` says why it goes back ("": it does not)."""
+    """One host of the change. `steps` has every step of the table; `turned` says why it goes back ("": it does not).
+
+    Folding an event is kept cheap; what follows from the steps is worked out when it is asked for.
+    """
 
     __slots__ = (
-        *("name", "order", "table", "steps", "turned", "left", "out", "touched", "at", "stance"),
-        *("_yes", "_no", "_undo_held", "unmarked"),
+        *("name", "order", "table", "steps", "turned", "left", "touched", "unmarked"),
+        *("_at", "_no", "_stance", "_undo_held", "_yes"),
     )
 
     def __init__(self, name: str, order: int, table: Table) -> None:
@@ -139,18 +142,37 @@ class HostState:
         self.steps: dict[StepKey, StepState] = dict.fromkeys(table.keys, UNTOUCHED)
         self.turned = ""
         self.left = False
-        self.out = False
         self.touched = 0  # steps begun that a rollback has to answer for
-        self.at = 0  # where the host stands: every step before it (going back: after it) is settled
         self.unmarked = False  # its owner marker was given back
         self._yes = self._no = False  # what the barrier's reports say about as_wanted
         self._undo_held = False  # it was turned when a step was held already: that answers the hold
-        self.stance = self._ask()
+        self._at = 0  # where the host stands: every step before it (going back: after it) is settled
+        self._stance: Stance | None = None
+
+    @property
+    def stance(self) -> Stance:
+        if self._stance is None:
+            self._stance = self._ask()
+        return self._stance
+
+    @property
+    def at(self) -> int:
+        """The position of the frontier in the table; one past its ends at the end of the way."""
+        return self._at if self.stance else -1
 
     @property
     def frontier(self) -> StepKey | None:
         """The step it stands at; None at the end of the way."""
         return self.table.keys[self.at] if 0 <= self.at < len(self.table.keys) else None
+
+    @property
+    def out(self) -> bool:
+        """From the intent to take it out until everything that brings it back is accepted (going back: undone)."""
+        inside = (Status.PENDING, Status.UNDONE)
+        if not self.touched or all(self.steps[key].status in inside for key in self.table.taking_out):
+            return False
+        back = self.table.bringing_back
+        return not back or any(self.steps[key].status is not Status.DONE for key in back)
 
     @property
     def passed(self) -> bool:
@@ -181,9 +203,9 @@ class HostState:
 
     @property
     def ended_well(self) -> bool:
-        """No play of this change needs the host any more, or none has changed it: its owner marker may go."""
+        """It serves, and no play of this change needs it or has changed it: its owner marker may go."""
         ask = self.stance.ask
-        return ask is Ask.END or (not self.touched and ask is not Ask.NOTHING)
+        return not self.out and (ask is Ask.END or (not self.touched and ask is not Ask.NOTHING))
 
     @property
     def rolled_back(self) -> bool:
@@ -207,7 +229,6 @@ class HostState:
         step = self.table.steps[at := self.table.index[key]]
         if step.undoable:
             self.touched += (before.status is Status.PENDING) - (self.steps[key].status is Status.PENDING)
-            self.out = self._is_out()
         if at < self.table.barrier and event.kind is Kind.ACCEPTED and "as_wanted" in event.data:
             self._yes |= bool(event.data["as_wanted"])
             self._no |= not event.data["as_wanted"]
@@ -217,23 +238,16 @@ class HostState:
             self._undo_held = False
         if event.kind in (Kind.RETRY, Kind.MARKED):
             self.left = False  # an operator's later word replaces the earlier
-        self.stance = self._ask()
+        self._stance = None
 
     def host_event(self, event: Event) -> None:
         """Fold TURNED or LEFT."""
         self.left = event.kind is Kind.LEFT
         if event.kind is Kind.TURNED:
             self.turned = self.turned or str(event.data.get("why") or "turned back")
-            self.at = len(self.table.keys) - 1
+            self._at = len(self.table.keys) - 1
             self._undo_held = True
-        self.stance = self._ask()
-
-    def _is_out(self) -> bool:
-        inside = (Status.PENDING, Status.UNDONE)
-        if all(self.steps[key].status in inside for key in self.table.taking_out):
-            return False
-        back = self.table.bringing_back
-        return not back or any(self.steps[key].status is not Status.DONE for key in back)
+        self._stance = None
 
     def _ask(self) -> Stance:
         if self.left:
@@ -242,33 +256,33 @@ class HostState:
 
     def _ask_forward(self) -> Stance:
         keys = self.table.keys
-        while self.at < len(keys) and self.steps[keys[self.at]].status is Status.DONE:
-            self.at += 1
-        if self.at == len(keys) or (self.at == self.table.barrier and self.as_wanted):
+        while self._at < len(keys) and self.steps[keys[self._at]].status is Status.DONE:
+            self._at += 1
+        if self._at == len(keys) or (self._at == self.table.barrier and self.as_wanted):
             return Stance(Ask.END)
-        return self._stance(_FORWARD[self.steps[keys[self.at]].status])
+        return self._next(_FORWARD[self.steps[keys[self._at]].status])
 
     def _ask_back(self) -> Stance:
-        while self.at >= 0:
-            status = self.steps[self.table.keys[self.at]].status
-            move = _move_back(self.table.steps[self.at], status)
+        while self._at >= 0:
+            status = self.steps[self.table.keys[self._at]].status
+            move = _move_back(self.table.steps[self._at], status)
             if move == "undo" and status is Status.HELD and not self._undo_held:
                 move = "operator"
             if move:
-                return self._stance(move)
-            self.at -= 1
+                return self._next(move)
+            self._at -= 1
         return Stance(Ask.END)
 
-    def _stance(self, move: str) -> Stance:
-        step, state = self.table.steps[self.at], self.steps[self.table.keys[self.at]]
+    def _next(self, move: str) -> Stance:
+        step, state = self.table.steps[self._at], self.steps[self.table.keys[self._at]]
         if move not in _PLAYS:
             undo = step.phase.undo
             why = undo.why if move == "one way" and isinstance(undo, Irreversible) else state.why
             return Stance(_STUCK[move], None, 0.0, why)
         ask, way = _PLAYS[move]
-        group = self.table.groups[self.at][way]
-        if not self.out and ask is Ask.START and step.phase.takes_out:
+        group = self.table.groups[self._at][way]
+        if ask is Ask.START and step.phase.takes_out and not self.out:
             ask = Ask.SLOT
-        if not self.out and way == ("undo", False) and step.phase.brings_back:
+        if way == ("undo", False) and step.phase.brings_back and not self.out:
             ask = Ask.SLOT_BACK
         return Stance(ask, group, state.due, state.why)

@@ -99,8 +99,7 @@ def _turns(state: State, limits: Limits) -> tuple[tuple[str, str], ...]:
     if limits.on_failure == "change" and (failed or state.counts.turned):
         why = "another host failed and the plan says: roll back the whole change"
         reasons = {host.name: host.stance.why or "a step failed" for host in failed}
-        order = sorted(state.to_turn, key=lambda name: state.hosts[name].order)
-        return tuple((name, reasons.get(name, why)) for name in order)
+        return tuple((name, reasons.get(name, why)) for name in state.movable())
     return ()
 
 
@@ -144,19 +143,20 @@ def _fresh(state: State, end: int) -> Iterator[Ready]:
 
 
 def _outward(state: State, limits: Limits, fresh: str, end: int) -> Iterator[Ready]:
-    """Starts that take hosts out of service, within the free slots; going back goes first."""
+    """Starts that take hosts out of service, within the free slots; going back goes first, then inventory order."""
     free = limits.max_unavailable - state.counts.out
     for ask in (Ask.SLOT_BACK, Ask.SLOT):
-        if ask is Ask.SLOT and (fresh or _drain_gate(state, limits)):
+        if free <= 0 or (ask is Ask.SLOT and (fresh or _drain_gate(state, limits))):
             return
-        for group, entries in state.waiting_for(ask):
-            if not _open(state, group, end):
-                continue
-            allowed = [
-                order for _, order in entries[: max(free, 0)] if ask is Ask.SLOT_BACK or _admitted(state, limits, order)
-            ]
-            free -= len(allowed)
-            yield group, allowed
+        fronts = [
+            [(order, group) for _, order in entries[:free]]
+            for group, entries in state.waiting_for(ask)
+            if _open(state, group, end)
+        ]
+        for order, group in sorted(chain.from_iterable(fronts))[:free]:
+            if ask is Ask.SLOT_BACK or _admitted(state, limits, order):
+                free -= 1
+                yield group, [order]
 
 
 def _admitted(state: State, limits: Limits, order: int) -> bool:
@@ -178,18 +178,22 @@ def _drain_gate(state: State, limits: Limits) -> str:
 
 def _gates(state: State, limits: Limits, fresh: str) -> dict[str, str]:
     """Why the hosts at a gate wait, one sentence a gate."""
-    return {
-        group.phase: f"{len(entries)} hosts wait: {_why_waiting(state, limits, fresh, group)}"
-        for group, entries in state.waiting_for(Ask.SLOT, Ask.SLOT_BACK)
-    } | ({"network": fresh} if fresh else {})
+    waiting: dict[Group, int] = {}
+    for group, entries in state.waiting_for(Ask.SLOT, Ask.SLOT_BACK):
+        waiting[group] = len(entries)
+    gates = {
+        f"{group.phase}/{group.provider}": f"{count} hosts wait: {_why_waiting(state, limits, fresh, group)}"
+        for group, count in waiting.items()
+    }
+    return gates | ({"network": fresh} if fresh else {})
 
 
 def _why_waiting(state: State, limits: Limits, fresh: str, group: Group) -> str:
     gate = "" if group.direction == "undo" else fresh or _drain_gate(state, limits)
     if not gate and state.counts.out >= limits.max_unavailable:
         gate = f"{state.counts.out} of {limits.max_unavailable} hosts are out"
-    first = state.first_unsettled()
-    return gate or f"for canary {state.names[min(first, len(state.names) - 1)]}"
+    first = min(state.first_unsettled(), len(state.names) - 1)
+    return gate or f"for canary {state.names[first]}"
 
 
 def _starts(state: State, ready: Iterator[Ready], turning: set[str]) -> tuple[Start, ...]:
