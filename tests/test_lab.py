@@ -106,11 +106,6 @@ def test_dynamic_inventory_script_is_what_ansible_asks_for(spec: state.LabSpec, 
     assert json.loads(done.stdout) == hosts.inventory(spec)
 
 
-def test_free_index_skips_labs_and_bridges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "links", lambda: {"lo", "gcl2"})
-    assert network.free_index({1}) == 3
-
-
 def test_missing_tools_are_named_as_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "NEEDED", {"no-such-program": "debootstrap", "sh": "dash"})
     monkeypatch.setattr(os, "geteuid", lambda: 0)

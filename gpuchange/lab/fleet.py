@@ -131,6 +131,10 @@ class Lab:
 
     def _build(self, say: Say) -> None:
         spec = self.spec
+        (spec.directory / "logs").mkdir(exist_ok=True)
+        with state.locked("labs"):
+            pool.mount()
+            network.raise_limits()
         with state.locked("images"):
             repository = stack.repository()
             base = image.base_image(say)
@@ -141,7 +145,7 @@ class Lab:
                     hosts.lay_out(spec, host.layout, gpu if host.layout.role == "gpu" else base)
                     host.snapshot(START)
         hosts.write_inventory(spec)
-        network.create_bridge(spec)
+        network.open_bridge(spec)
         if not orders.daemon_pid(spec):
             orders.start_daemon(spec, repository)
 
@@ -156,14 +160,18 @@ class Lab:
 
     def _remove(self) -> None:
         spec = self.spec
-        orders.stop_daemon(spec)
+        # another lab may have got the number after a restart of the machine: nothing of that one is ours to end
+        if network.owner(spec.bridge) in ("", str(spec.directory)):
+            orders.stop_daemon(spec)
+            network.remove_bridge(spec)
+            cgroups.remove(spec.bridge)
         for host in self.hosts:
             disk.discard(disk.stand_in(host))
-        network.remove_bridge(spec)
-        cgroups.remove(spec.bridge)
         with state.locked("labs"):
-            pool.mount()  # after a restart of the machine it is not
-            pool.delete_tree(spec.subvolumes)
+            with contextlib.suppress(LabError):  # it cannot be mounted: then `up` failed for that very reason
+                pool.mount()
+            if pool.mounted():
+                pool.delete_tree(spec.subvolumes)
             shutil.rmtree(spec.directory, ignore_errors=True)
             if not state.all_labs():
                 network.restore_limits()
@@ -184,7 +192,7 @@ def purge() -> None:
 
 
 def _claim(name: str, layout: tuple[state.HostSpec, ...], gpus: int) -> state.LabSpec:
-    """The lab's description, newly numbered unless it is up already; the shared parts made ready for it."""
+    """The lab's description, newly numbered unless it is up already."""
     with state.locked("labs"):
         if state.exists(name):
             spec = state.load(name)
@@ -194,10 +202,8 @@ def _claim(name: str, layout: tuple[state.HostSpec, ...], gpus: int) -> state.La
                     remedy=f"use another --name, or first: gpuchange lab down --name {name}",
                 )
         else:
-            index = network.free_index({spec.index for spec in state.all_labs()})
+            taken = {spec.index for spec in state.all_labs()}
+            index = network.claim_index(state.root() / "labs" / name, taken)
             spec = state.LabSpec(name, index, gpus, layout)
             state.save(spec)
-        (spec.directory / "logs").mkdir(exist_ok=True)
-        pool.mount()
-        network.raise_limits()
     return spec

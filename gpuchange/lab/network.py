@@ -18,37 +18,61 @@ def links() -> set[str]:
     return {path.name for path in Path("/sys/class/net").iterdir()}
 
 
-def free_index(taken: set[int]) -> int:
-    """The lowest lab number that no lab and no bridge of this machine uses."""
+def owner(bridge: str) -> str:
+    """Whose bridge it is: the state directory of the lab that made it, "" when there is no such bridge."""
+    try:
+        return Path(f"/sys/class/net/{bridge}/ifalias").read_text().strip()
+    except OSError:
+        return ""
+
+
+def claim_index(directory: Path, taken: set[int]) -> int:
+    """Make a bridge gclN with the lowest free N for the lab in `directory`, and return N.
+
+    Making the bridge is the claim: only the kernel knows all labs, for each may have its own state directory.
+    """
     present = links()
     for index in range(1, 251):
-        if index not in taken and f"gcl{index}" not in present:
+        if index not in taken and f"gcl{index}" not in present and _claim(f"gcl{index}", directory):
             return index
     raise LabError("250 labs are up already", remedy="gpuchange lab down --name NAME")
 
 
-def create_bridge(spec: state.LabSpec) -> None:
-    if spec.bridge in links():
-        return
-    sh(["ip", "link", "add", spec.bridge, "type", "bridge", "forward_delay", "0"])
-    sh(["ip", "address", "add", f"{spec.gateway}/24", "dev", spec.bridge])
-    # nodad: no address of ours may wait a second for duplicates on a bridge of our own
-    sh(["ip", "address", "add", f"fd88:{spec.index:x}::1/64", "dev", spec.bridge, "nodad"], check=False)
+def _claim(bridge: str, directory: Path) -> bool:
+    try:
+        sh(["ip", "link", "add", bridge, "type", "bridge", "forward_delay", "0"])
+    except LabError:
+        if bridge in links():  # somebody was faster
+            return False
+        raise
+    sh(["ip", "link", "set", bridge, "alias", directory])
+    return True
+
+
+def open_bridge(spec: state.LabSpec) -> None:
+    """Give the lab's bridge its addresses; made anew if the machine was restarted since `claim_index`."""
+    if owner(spec.bridge) != str(spec.directory) and not _claim(spec.bridge, spec.directory):
+        raise LabError(
+            f"bridge {spec.bridge} of lab {spec.name} now belongs to {owner(spec.bridge) or 'somebody else'}",
+            remedy=f"gpuchange lab down --name {spec.name}, then up again: it will take another number",
+        )
+    sh(["ip", "address", "replace", f"{spec.gateway}/24", "dev", spec.bridge])
+    # nodad: no address of ours need wait a second for duplicates on a bridge of our own
+    sh(["ip", "address", "replace", f"fd88:{spec.index:x}::1/64", "dev", spec.bridge, "nodad"], check=False)
     sh(["ip", "link", "set", spec.bridge, "up"])
 
 
 def remove_bridge(spec: state.LabSpec) -> None:
     for host in spec.hosts:
-        remove_cable(cable(spec, host))
-    if spec.bridge in links():
-        sh(["ip", "link", "delete", spec.bridge])
+        remove_link(cable(spec, host))
+    remove_link(spec.bridge)
 
 
 def cable(spec: state.LabSpec, host: state.HostSpec) -> str:
     return f"vb-{spec.machine(host)}"
 
 
-def remove_cable(name: str) -> None:
+def remove_link(name: str) -> None:
     if name in links():
         sh(["ip", "link", "delete", name], check=False)
 

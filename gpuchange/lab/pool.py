@@ -55,9 +55,9 @@ def delete(path: Path) -> None:
     """Delete a subvolume and those nested in it, deepest first (a guest may have made some)."""
     if not path.exists():
         return
-    for inner in reversed(nested(path)):
-        sh(["btrfs", "subvolume", "delete", inner])
-    sh(["btrfs", "subvolume", "delete", path])
+    _release(path)
+    for subvolume in [*reversed(nested(path)), path]:
+        sh(["btrfs", "subvolume", "delete", subvolume])
 
 
 def nested(path: Path) -> list[Path]:
@@ -72,9 +72,18 @@ def delete_tree(directory: Path) -> None:
     """Delete a directory of the pool with all subvolumes in it."""
     if not directory.exists():
         return
+    _release(directory)
     for inner in reversed(nested(directory)):
         sh(["btrfs", "subvolume", "delete", inner])
     sh(["rm", "-rf", "--one-file-system", directory])
+
+
+def _release(directory: Path) -> None:
+    """Unmount what an interrupted build left mounted below."""
+    points = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for point in reversed(points):
+        if point.startswith(f"{directory}/"):
+            sh(["umount", "--lazy", point])
 
 
 def free_bytes() -> int:

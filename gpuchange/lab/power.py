@@ -169,7 +169,7 @@ class Supply:
         for _ in range(50):
             if cable not in network.links():
                 return
-            network.remove_cable(cable)
+            network.remove_link(cable)
             time.sleep(0.05)
 
     def _pull_when_there(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -85,22 +87,33 @@ def sh(
     """Run a command and return its standard output. Raises LabError with the last lines of its output."""
     words = [str(word) for word in command]
     try:
-        done = subprocess.run(
+        # a session of its own: when we are interrupted, whatever it started is ended with it
+        process = subprocess.Popen(
             words,
             env={**os.environ, "PATH": _path(), "LC_ALL": "C.UTF-8", **(env or {})},
-            timeout=timeout,
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            cwd="/",
-        )
-    except subprocess.TimeoutExpired as error:
-        raise LabError(f"`{' '.join(words)}` did not end within {timeout:g} s") from error
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, errors="replace", cwd="/", start_new_session=True,
+        )  # fmt: skip
     except FileNotFoundError as error:
         raise LabError(f"`{words[0]}` is not installed", remedy="gpuchange lab up --install-tools") from error
-    if check and done.returncode != 0:
-        tail = (done.stderr.strip() or done.stdout.strip()).splitlines()[-8:]
-        raise LabError(f"`{' '.join(words)}` failed with exit code {done.returncode}", why="\n  ".join(tail))
-    return done.stdout
+    try:
+        output, trouble = process.communicate(stdin, timeout=timeout)
+    except BaseException as error:
+        _end_session(process)
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise LabError(f"`{' '.join(words)}` did not end within {timeout:g} s") from error
+        raise
+    if check and process.returncode != 0:
+        tail = (trouble.strip() or output.strip()).splitlines()[-8:]
+        raise LabError(f"`{' '.join(words)}` failed with exit code {process.returncode}", why="\n  ".join(tail))
+    return output
+
+
+def _end_session(process: subprocess.Popen[str]) -> None:
+    """End a command with all its children: politely, so that it can unmount what it mounted, then by force."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=10)

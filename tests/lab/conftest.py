@@ -36,7 +36,11 @@ def lab() -> Iterator[Lab]:
         pytest.skip(str(error))
     name = lab_name(os.environ.get("PYTEST_XDIST_WORKER", ""))
     was_up = state.exists(name)
-    made = Lab.up(name, hosts=3, gpus=2)
+    if was_up:  # as an earlier run left it
+        made = Lab.load(name)
+        made.restore("start")
+    else:
+        made = Lab.up(name, hosts=3, gpus=2)
     yield made
     if not was_up:
         made.down()

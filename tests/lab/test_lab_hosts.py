@@ -249,16 +249,34 @@ def test_a_killed_power_daemon_is_replaced(lab: Lab) -> None:
     assert left_behind(other) == []
 
 
-def test_a_failed_up_leaves_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", [(network, "open_bridge"), (network, "raise_limits"), (orders, "start_daemon")])
+def test_a_failed_up_leaves_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch, step: tuple[object, str]) -> None:
     def refuse(*_: object) -> None:
-        raise LabError("no bridge today")
+        raise LabError("not today")
 
-    monkeypatch.setattr(network, "create_bridge", refuse)
-    name = f"{lab.name[:20]}-failed"
-    with pytest.raises(LabError, match="no bridge today"):
+    monkeypatch.setattr(*step, refuse)
+    name, bridges = f"{lab.name[:20]}-failed", network.links()
+    with pytest.raises(LabError, match="not today"):
         Lab.up(name, hosts=1, gpus=1)
     assert not state.exists(name)
     assert not (state.pool() / "labs" / name).exists()
+    assert not [link for link in network.links() - bridges if network.owner(link).endswith(f"/{name}")]
+
+
+def test_labs_of_other_directories_never_share_a_bridge(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lab under another state directory takes another number, and its end leaves ours alone."""
+    monkeypatch.setenv("GPUCHANGE_LAB_DIR", str(tmp_path))
+    index = network.claim_index(tmp_path / "labs" / "x", set())
+    stranger = state.LabSpec("x", index, 1, state.plan_hosts(1))
+    try:
+        assert index != lab.spec.index
+        assert network.owner(stranger.bridge) == str(tmp_path / "labs" / "x")
+        with pytest.raises(LabError, match="now belongs to"):
+            network.open_bridge(state.LabSpec("x", lab.spec.index, 1, stranger.hosts))
+    finally:
+        network.remove_bridge(stranger)
 
 
 def test_hosts_copied_from_one_image_share_its_blocks(lab: Lab) -> None:
