@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from gpuchange.providers.backup.packages import PROVIDER as BACKUP_PACKAGES
 from gpuchange.providers.baseline.gpu import PROVIDER as BASELINE_GPU
 from gpuchange.providers.contract import Provider
 from gpuchange.providers.drain.haproxy import PROVIDER as DRAIN_HAPROXY
+from gpuchange.providers.preflight.apt import PROVIDER as PREFLIGHT_APT
 from gpuchange.providers.preflight.host import PROVIDER as PREFLIGHT_HOST
 from gpuchange.providers.record.host import PROVIDER as RECORD_HOST
 from gpuchange.providers.seal.host import PROVIDER as SEAL_HOST
+from gpuchange.providers.stack.apt import PROVIDER as STACK_APT
 from gpuchange.providers.verify.host import PROVIDER as VERIFY_HOST
 
 PROVIDERS: tuple[Provider, ...] = (
     PREFLIGHT_HOST,
+    PREFLIGHT_APT,
     RECORD_HOST,
+    BACKUP_PACKAGES,
     DRAIN_HAPROXY,
     SEAL_HOST,
     BASELINE_GPU,
+    STACK_APT,
     VERIFY_HOST,
 )
 

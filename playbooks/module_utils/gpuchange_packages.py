@@ -1,4 +1,4 @@
-"""What dpkg and apt know of a host: the GPU stack's packages, holds, marks, origins, pins and alternatives. Read-only."""
+"""What dpkg and apt know of a host: the GPU stack's packages, holds, marks, origins, pins, alternatives. Read-only."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def is_stack(name: str) -> bool:
 
 
 def installed() -> dict[str, dict[str, str]]:
-    """{name or name:arch: {name, arch, version, want, status}} of all that is not plainly absent; foreign ones carry :arch."""
+    """{name: {name, arch, version, want, status}} of all that is not plainly absent; foreign ones are name:arch."""
     _, out, _ = run(["dpkg-query", "-W", "-f=" + QUERY], timeout=30, limit=LIMIT)
     return parse_installed(out, native_architecture())
 
@@ -99,7 +99,7 @@ def origins(names: list[str]) -> dict[str, str]:
 
 
 def parse_policy(text: str) -> dict[str, dict[str, Any]]:
-    """`apt-cache policy NAME...` → {name: {installed, candidate, origin, versions: {version: [(priority, source)]}}}."""
+    """`apt-cache policy` → {name: {installed, candidate, origin, versions: {version: [(priority, source)]}}}."""
     found: dict[str, dict[str, Any]] = {}
     entry: dict[str, Any] = {}
     version = ""

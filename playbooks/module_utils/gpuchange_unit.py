@@ -7,6 +7,7 @@ before it acts), not by systemd: so it also holds where there is no systemd, and
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import re
@@ -40,12 +41,14 @@ LIVE = ("active", "activating", "deactivating", "reloading")
 class UnitName:
     """The names of one unit: the systemd unit and its files `<phase>-<do|undo>-<step>[-g<generation>].*`."""
 
-    def __init__(self, change: str, phase: str, direction: str, step: str, generation: int = 0) -> None:
+    def __init__(
+        self, change: str, phase: str, direction: str, step: str, generation: int = 0, folder: str = ""
+    ) -> None:
         if not STEP_NAME.fullmatch(step):
             raise ValueError("not a step name: %r" % step)
         self.stem = "%s-%s-%s" % (phase, direction, step) + ("-g%d" % generation if generation else "")
         self.unit = "gpuchange-%s-%s.service" % (change, self.stem)
-        self.folder = os.path.join(ROOT, change)
+        self.folder = folder or os.path.join(ROOT, change)
 
     def file(self, suffix: str) -> str:
         return os.path.join(self.folder, "%s.%s" % (self.stem, suffix))
@@ -59,8 +62,8 @@ class UnitName:
         return self.file("begun")
 
 
-def unit_name(module: AnsibleModule, step: str, generation: int = 0) -> UnitName:
-    return UnitName(change_of(module), phase_of(module), direction_of(module), step, generation)
+def unit_name(module: AnsibleModule, step: str, generation: int = 0, folder: str = "") -> UnitName:
+    return UnitName(change_of(module), phase_of(module), direction_of(module), step, generation, folder)
 
 
 def host_unit(
@@ -71,17 +74,19 @@ def host_unit(
     deadline_s: float = 3600.0,
     env: dict[str, str] | None = None,
     generation: int = 0,
+    folder: str = "",
 ) -> dict[str, Any]:
     """Start the unit, or attach to it, or read its result; wait at most `wait_s` seconds for the result.
 
     Call it inside `owned(module)`. `argv` must outlive this call: programs of the host, or `install_script(...)`.
     `generation` is raised by an operator's retry only, so that an old failure does not answer for the new try.
+    `folder` keeps its files elsewhere (below /run for looks that must leave no trace); default: the change's.
     Returns {"state": running | finished | lost, "unit"} and, finished, rc, out, boot_id, started_boot, timed_out.
     """
-    name = unit_name(module, step, generation)
+    name = unit_name(module, step, generation, folder)
     found = unit_state(name)
     if found["state"] == "absent":
-        state_dir(module)
+        os.makedirs(name.folder, mode=0o700, exist_ok=True)
         _start(module, name, argv, deadline_s, env or {})
     found = wait_for_unit(name, wait_s)
     return dict(found, state="lost") if found["state"] == "absent" else found
@@ -108,9 +113,17 @@ def unit_state(name: UnitName) -> dict[str, Any]:
     return dict(found, unit=name.unit)
 
 
-def install_script(module: AnsibleModule, script: ModuleType) -> str:
-    """Copy a self-contained module_utils file into the change's state directory; returns its path there."""
-    path = os.path.join(state_dir(module), script.__name__.rpartition(".")[2] + ".py")
+def forget_unit(name: UnitName) -> None:
+    """Let the step be started anew. Only for work that may be repeated, and never while it runs."""
+    if unit_state(name)["state"] != "running":
+        for path in (name.begun, name.result):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def install_script(module: AnsibleModule, script: ModuleType, folder: str = "") -> str:
+    """Copy a self-contained module_utils file into the change's state directory (or `folder`); returns its path."""
+    path = os.path.join(folder or state_dir(module), script.__name__.rpartition(".")[2] + ".py")
     source = inspect.getsource(script)
     if read_text(path, limit=len(source) * 4 + 1) != source:
         write_atomic(path, source, 0o700)
@@ -156,7 +169,7 @@ def _has_systemd() -> bool:
 
 
 def _start(module: AnsibleModule, name: UnitName, argv: list[str], deadline_s: float, env: dict[str, str]) -> None:
-    runner, spec = install_script(module, gpuchange_runner), name.file("spec")
+    runner, spec = install_script(module, gpuchange_runner, name.folder), name.file("spec")
     files = {"begun": name.begun, "result": name.result, "log": name.file("log")}
     write_atomic(spec, dict(files, argv=argv, env=dict(CLEAN_ENV, **env), deadline_s=deadline_s))
     command = [sys.executable, "-I", runner, spec]

@@ -1,0 +1,335 @@
+"""The steps of a stack change on a host: transaction as a unit, module check, reboot. Looks first, acts if needed."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from typing import Any, Dict, List, NoReturn
+
+from ansible.module_utils import gpuchange_apt_unit
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpuchange_apt_private import Move
+from ansible.module_utils.gpuchange_driver import (
+    boot_kernel,
+    disk_problem,
+    driver_state,
+    loaded_version,
+    modules_on_disk,
+)
+from ansible.module_utils.gpuchange_host import (
+    args_of,
+    boot_id,
+    direction_of,
+    finish,
+    read_json,
+    run,
+    save_once,
+    state_path,
+    write_atomic,
+)
+from ansible.module_utils.gpuchange_packages import alternatives, audit, installed, marks
+from ansible.module_utils.gpuchange_store import Store
+from ansible.module_utils.gpuchange_unit import host_unit, install_script, unit_name, unit_state
+
+BEFORE = "stack-before.json"
+GIVEN_BACK = "stack-automatic-upgrades.json"
+BOOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+QUIET = {
+    "DEBIAN_FRONTEND": "noninteractive",
+    "DEBCONF_NONINTERACTIVE_SEEN": "true",
+    "NEEDRESTART_SUSPEND": "1",
+    "NEEDRESTART_MODE": "l",
+    "APT_LISTCHANGES_FRONTEND": "none",
+    "UCF_FORCE_CONFFOLD": "1",
+}
+DEADLINE_S = 3000.0
+STEPS = ("install", "complete", "repair")
+NOT_YET = "host answered but has not rebooted yet (boot_id unchanged)"
+
+
+class Target:
+    """Where one direction leads: packages at exact versions, packages that must be gone, the driver to be loaded."""
+
+    def __init__(self, install: Dict[str, str], remove: List[str], driver: str, renamed: Dict[str, str]) -> None:
+        self.install, self.remove, self.driver, self.renamed = install, remove, driver, renamed
+
+    @classmethod
+    def forward(cls, transaction: Dict[str, Any]) -> "Target":
+        return cls(transaction["install"], transaction["remove"], transaction["driver"], transaction["renamed"])
+
+    @classmethod
+    def back(cls, transaction: Dict[str, Any], before: Dict[str, Any]) -> "Target":
+        """Every package of the transaction as it was before it."""
+        touched = sorted(set(transaction["install"]) | set(transaction["remove"]))
+        versions = before["versions"]
+        install = {name: versions[name] for name in touched if name in versions}
+        return cls(install, [name for name in touched if name not in versions], before["driver"], {})
+
+    @property
+    def touched(self) -> List[str]:
+        return sorted(set(self.install) | set(self.remove))
+
+    def remaining(self) -> List[Move]:
+        """What still differs from the target, half-installed packages included."""
+        rows = installed()
+        moves = []
+        for name, version in sorted(self.install.items()):
+            row = rows.get(name, {"version": "", "status": ""})
+            if row["version"] != version or row["status"] != "installed":
+                moves.append({"name": name, "from": row["version"], "to": version})
+        gone = [name for name in sorted(self.remove) if name in rows]
+        return moves + [{"name": name, "from": rows[name]["version"], "to": ""} for name in gone]
+
+
+def look_before() -> Dict[str, Any]:
+    """What a rollback leads back to, saved before the first action."""
+    rows = installed()
+    return {
+        "versions": {key: row["version"] for key, row in rows.items()},
+        "holds": marks("showhold"),
+        "auto": marks("showauto"),
+        "alternatives": alternatives(),
+        "driver": loaded_version(),
+        "boot_id": boot_id(),
+    }
+
+
+class Walk:
+    """One call of the module, in one direction."""
+
+    def __init__(self, module: AnsibleModule, target: Target, before: Dict[str, Any]) -> None:
+        self.module, self.target, self.before = module, target, before
+        self.generation = int(args_of(module).get("generation", 0))
+        self.repaired: List[str] = []
+        self.changed = False
+
+    # -------------------------------------------------------------------------------------------- the end
+
+    def end(self, state: str, why: str = "", **more: Any) -> NoReturn:
+        rows = installed()
+        found = {name: rows[name]["version"] for name in self.target.touched if name in rows}
+        finish(
+            self.module,
+            state,
+            why=why,
+            changed=self.changed,
+            installed=found,
+            driver=driver_state(),
+            boot_id=boot_id(),
+            rebooted=self._boot_before() not in ("", boot_id()),
+            left=len(self.target.remaining()),
+            repaired=self.repaired,
+            holds=marks("showhold"),
+            alternatives=alternatives(),
+            **more,
+        )
+
+    def look(self) -> NoReturn:
+        """Answer a probe from the real state: does something run, is everything as this direction wants it?"""
+        running = [step for step in STEPS if self._state(step) == "running"]
+        if running:
+            self.end("running", "the host still works at: %s" % ", ".join(running))
+        left = self.target.remaining()
+        if left:
+            self.end("not_done", "%d packages are not yet as wanted" % len(left))
+        if self.target.driver and loaded_version() != self.target.driver:
+            waiting = self._boot_before() == boot_id()
+            state, why = ("running", NOT_YET) if waiting else ("not_done", "the wanted driver is not loaded")
+            self.end(state, why)
+        self.end("not_done" if audit() else "done")
+
+    # --------------------------------------------------------------------------------------- the packages
+
+    def packages(self) -> None:
+        """Bring the packages to the target by one transaction; ends the module while it runs or when it failed."""
+        for step in STEPS:
+            self._attend(step)
+        if self.target.remaining():
+            self._transact()
+            self._after_transaction()
+        elif audit():
+            self._unit("repair")
+        if self._state("complete") != "absent" or self._state("repair") != "absent":
+            self.repaired.append("previous attempt was interrupted inside dpkg; repaired with configure -a")
+        self._put_right()
+
+    def _state(self, step: str) -> str:
+        return str(unit_state(unit_name(self.module, step, self.generation))["state"])
+
+    def _attend(self, step: str) -> None:
+        """Wait for a transaction that runs already, before anything is looked at."""
+        if self._state(step) == "running":
+            self._unit(step)
+
+    def _transact(self) -> None:
+        """The transaction; one that was broken off (power cut) is mended and completed, once."""
+        step = "install" if self._state("install") != "lost" else "complete"
+        if step == "complete" and self._state(step) == "lost":
+            self.end("unknown", "the package transaction was broken off twice; look at dpkg --audit on the host")
+        self._unit(step)
+
+    def _after_transaction(self) -> None:
+        left = self.target.remaining()
+        if left:
+            said = ["%s is %s, not %s" % (m["name"], m["from"] or "absent", m["to"] or "absent") for m in left]
+            self.end("not_done", "the transaction ended, but %s" % ", ".join(said)[:600])
+
+    def _targets(self) -> List[str]:
+        """Files of the store and names to remove, after a last simulation: these packages must move and no others."""
+        store = Store(self.module)
+        paths, missing = store.paths(self.target.install)
+        if missing:
+            self.end("not_done", "not in the package store of this change: %s" % ", ".join(missing))
+        targets = paths + [move["name"] + "-" for move in self.target.remaining() if not move["to"]]
+        moves, why = store.offline().simulate(targets)
+        if why and direction_forward(self.module):
+            self.end("not_done", "apt cannot make this change any more: %s" % why)
+        drift = sorted({move["name"] for move in moves} - set(self.target.touched))
+        if drift:
+            self.end("not_done", "the host has moved since preflight: %s would change too" % ", ".join(drift))
+        return targets
+
+    def _unit(self, step: str) -> None:
+        """Start or attend one transaction unit; returns when it has ended well, ends the module otherwise."""
+        job = unit_name(self.module, step, self.generation).file("job")
+        if self._state(step) == "absent":
+            write_atomic(job, self._job([] if step == "repair" else self._targets()))
+        script = install_script(self.module, gpuchange_apt_unit)
+        done = host_unit(
+            self.module,
+            step,
+            [sys.executable, "-I", script, job],
+            wait_s=30.0,
+            deadline_s=DEADLINE_S,
+            generation=self.generation,
+        )
+        self.changed = True
+        if done["state"] == "running":
+            since = done.get("started", "now")
+            self.end("running", "apt works since %s (%s)" % (since, done["unit"]), unit=done["unit"])
+        if done["state"] == "lost" and step != "repair":
+            self.end("running", "%s was interrupted; looking at what it left" % done["unit"])
+        if done["state"] == "finished" and done["rc"]:
+            self.end("not_done", failure(done), log=done["out"][-6000:])
+
+    def _job(self, targets: List[str]) -> Dict[str, Any]:
+        versions = self.before["versions"]
+        succeeded = set(self.target.renamed.values())
+        mains = set((args_of(self.module).get("transaction") or {}).get("mains", {}).values())
+        new = [name for name in self.target.install if name not in versions and name not in succeeded | mains]
+        return {
+            "targets": targets,
+            "env": dict(QUIET, **(Store(self.module).offline(hooks=True).env)),
+            "touched": self.target.touched,
+            "holds": self.before["holds"],
+            "renamed": self.target.renamed,
+            "auto": self.before["auto"],
+            "new_auto": new,
+            "purge": self.target.remove if not direction_forward(self.module) else [],
+            "given_back": state_path(self.module, GIVEN_BACK),
+            "fix_broken": not direction_forward(self.module),
+        }
+
+    def _put_right(self) -> None:
+        """What an interrupted unit may have left: holds, marks, masked timers. Does nothing when all is right."""
+        job = self._job([])
+        gpuchange_apt_unit.silent = True
+        gpuchange_apt_unit.restore_holds(job)
+        gpuchange_apt_unit.restore_marks(job)
+        gpuchange_apt_unit.give_back_upgrades(job["given_back"])
+
+    # ----------------------------------------------------------------------------------- module and reboot
+
+    def modules(self) -> None:
+        """The driver's modules must lie ready for the kernel that boots next; else no reboot would help."""
+        if not self.target.driver:
+            return
+        kernel = boot_kernel()
+        why = disk_problem(self.target.driver, kernel, modules_on_disk(kernel))
+        if why:
+            rebooted = self._boot_before() not in ("", boot_id())
+            said = "rebooted, but %s; reboot will not fix this" if rebooted else "%s; a reboot would not fix this"
+            self.end("not_done", said % why)
+
+    def loaded(self) -> None:
+        """The wanted driver must be the loaded one; reboots at most once to get there."""
+        wanted = self.target.driver
+        if not wanted or loaded_version() == wanted:
+            return
+        boot_before = self._boot_before()
+        rebooted = bool(boot_before) and boot_before != steady_boot_id(boot_before)
+        if self._comes(wanted, 20.0 if rebooted else 0.0):
+            return
+        if rebooted:
+            said = "rebooted once, but the loaded driver is %s, not %s; not rebooting again"
+            self.end("not_done", said % (loaded_version() or "none", wanted))
+        self._reboot()
+
+    def _comes(self, wanted: str, patience_s: float) -> bool:
+        """Whether the driver gets loaded without a (further) reboot; a host that just booted may still be at it."""
+        deadline = time.monotonic() + patience_s
+        while loaded_version() != wanted:
+            if time.monotonic() >= deadline:
+                return not loaded_version() and run(["modprobe", "nvidia"])[0] == 0 and loaded_version() == wanted
+            time.sleep(0.2)
+        return True
+
+    def _boot_file(self) -> str:
+        name = unit_name(self.module, "reboot", self.generation)
+        return name.file("from")
+
+    def _boot_before(self) -> str:
+        """The boot in which this step asked for a reboot; "" when it did not."""
+        return str((read_json(self._boot_file(), {}) or {}).get("boot_id", ""))
+
+    def _reboot(self) -> NoReturn:
+        save_once(self._boot_file(), {"boot_id": boot_id()})
+        self.changed = True
+        # The answer must be on its way before the network goes down.
+        argv = ["sh", "-c", "sleep 1; systemctl reboot || reboot"]
+        done = host_unit(self.module, "reboot", argv, wait_s=0.0, deadline_s=60, generation=self.generation)
+        if done["state"] == "finished" and done["rc"]:
+            self.end("not_done", "the reboot was refused: %s" % done["out"].strip()[-300:])
+        if done["state"] == "lost":
+            run(["systemctl", "reboot"])  # still the same boot: the order was lost, not carried out
+        self.end("running", NOT_YET, rebooting=True)
+
+
+def direction_forward(module: AnsibleModule) -> bool:
+    return direction_of(module) == "do"
+
+
+def failure(done: Dict[str, Any]) -> str:
+    if done["timed_out"]:
+        return "the transaction did not end within its deadline; the last it said: %s" % done["out"].strip()[-300:]
+    lines = [line for line in done["out"].splitlines() if line.startswith(("E: ", "dpkg: error", "Err"))]
+    return "apt-get ended with %d: %s" % (done["rc"], "; ".join(lines[:4]) or done["out"].strip()[-300:])
+
+
+def steady_boot_id(old: str) -> str:
+    """The boot id, if it is well formed and the same in two reads; else the old one: not known to have rebooted."""
+    first, second = boot_id(), boot_id()
+    return first if first == second and BOOT_ID.fullmatch(first) else old
+
+
+# --------------------------------------------------------------------------------------- alternatives
+
+
+def set_alternatives(wanted: Dict[str, Dict[str, str]]) -> List[str]:
+    """Give each alternative its mode and value; "any" mode asks for the value only. Returns what could not be done."""
+    failed = []
+    for name, entry in sorted(wanted.items()):
+        for argv in _alternative_commands(name, entry, alternatives().get(name)):
+            rc, _, err = run(argv)
+            if rc:
+                failed.append("%s: %s" % (name, err.strip()[-200:]))
+    return failed
+
+
+def _alternative_commands(name: str, entry: Dict[str, str], now: Any) -> List[List[str]]:
+    if now is None or now == entry or (entry["mode"] == "any" and now["value"] == entry["value"]):
+        return []
+    if entry["mode"] == "auto":
+        return [["update-alternatives", "--auto", name]]
+    return [["update-alternatives", "--set", name, entry["value"]]]
