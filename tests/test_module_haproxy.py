@@ -417,9 +417,8 @@ def test_second_drain_after_release_finds_anew(balancer: Balancer) -> None:
 
 def test_killed_between_note_and_action_is_taken_up(balancer: Balancer, state: Path) -> None:
     """The note says drain, HAProxy still says ready: apply drains, and undo of it knows that ready was found."""
-    notes = work.Notes(str(state / OWNER["change"] / "haproxy-h1.json"))
-    host.state_dir(OWNER["change"])
-    notes.begin(work.Look(balancer.api, ["gpu"], "h1"))
+    notes = work.ServerNotes(str(state / OWNER["change"] / "haproxy-h1.json"))
+    notes.begin_with(work.Look(balancer.api, ["gpu"], "h1"))
     notes.set_left("gpu", "drain")
     assert report(balancer, "probe")["state"] == "not_done"
     assert report(balancer, "apply")["state"] == "done" and balancer.server()["admin"] == "drain"

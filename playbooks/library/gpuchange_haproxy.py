@@ -33,7 +33,7 @@ from typing import Any, Callable, Dict, NoReturn  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.gpuchange_haproxy_api import Haproxy, HaproxyError, reaches, serves  # noqa: E402
-from ansible.module_utils.gpuchange_haproxy_job import Look, Notes, checked_args  # noqa: E402
+from ansible.module_utils.gpuchange_haproxy_job import Look, ServerNotes, checked_args  # noqa: E402
 from ansible.module_utils.gpuchange_host import (  # noqa: E402
     args_of,
     direction_of,
@@ -43,7 +43,6 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
     owned,
     read_owner,
     release_owner,
-    state_dir,
     state_path,
 )
 
@@ -58,7 +57,7 @@ class Job:
         self.module, self.args = module, checked_args(args_of(module))
         self.server: str = self.args["server"]
         self.haproxy = Haproxy(self.args["socket"])
-        self.notes = Notes(state_path(module, "haproxy-%s.json" % self.server))
+        self.notes = ServerNotes(state_path(module, "haproxy-%s.json" % self.server))
         self.changed = False
         self.begun = time.monotonic()
 
@@ -98,7 +97,6 @@ class Job:
 
 
 def apply(job: Job) -> NoReturn:
-    state_dir(job.module)
     short = take_out(job)
     while short and time.monotonic() - job.begun < share_of(job):
         time.sleep(1.0)
@@ -132,7 +130,7 @@ def take_out(job: Job) -> str:
         if short:
             return short
         if not job.notes.ours:
-            job.notes.begin(look)
+            job.notes.begin_with(look)
         job.notes.forget_clock("release")
         job.notes.save(rechecked=False)
         for row in look.mine:

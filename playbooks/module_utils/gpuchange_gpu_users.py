@@ -11,10 +11,10 @@ DEVICES = ("/dev/nvidia", "/dev/dri/")
 
 
 def scan(proc: str = "/proc", devices: Iterable[str] = DEVICES[:1]) -> List[Dict[str, Any]]:
-    """Every process with an open handle below `devices`: pid, comm, cmdline, unit, uid, devices (sorted by pid)."""
+    """Every process with a device below `devices` open or mapped: pid, comm, cmdline, unit, uid, devices; by pid."""
     prefixes = tuple(devices)
     pids = sorted(int(name) for name in os.listdir(proc) if name.isdigit())
-    held = ((pid, _held(os.path.join(proc, str(pid), "fd"), prefixes)) for pid in pids)
+    held = ((pid, _held(os.path.join(proc, str(pid), "fd"), prefixes) | _mapped(proc, pid, prefixes)) for pid in pids)
     return [_describe(proc, pid, paths) for pid, paths in held if paths]
 
 
@@ -32,6 +32,17 @@ def _held(directory: str, prefixes: Iterable[str]) -> Set[str]:
         if target.startswith(tuple(prefixes)):
             paths.add(target.replace(" (deleted)", ""))
     return paths
+
+
+def _mapped(proc: str, pid: int, prefixes: Iterable[str]) -> Set[str]:
+    """Devices that are still mapped though their descriptor is closed: the driver counts them as in use."""
+    try:
+        with open(os.path.join(proc, str(pid), "maps"), "rb") as file:
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:  # gone, or not ours to look into
+        return set()
+    paths = {line.split(None, 5)[5] for line in lines if " /dev/" in line}
+    return {path.replace(" (deleted)", "") for path in paths if path.startswith(tuple(prefixes))}
 
 
 def _describe(proc: str, pid: int, paths: Set[str]) -> Dict[str, Any]:

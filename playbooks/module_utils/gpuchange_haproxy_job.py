@@ -6,11 +6,10 @@ rechecked, released}. They are written before the first action, so a half-done d
 
 from __future__ import annotations
 
-import time
 from typing import Any, Dict, List, Optional
 
 from ansible.module_utils.gpuchange_haproxy_api import NAME, Haproxy, HaproxyError, carried_by_old_workers, serves
-from ansible.module_utils.gpuchange_host import boot_id, read_json, write_atomic
+from ansible.module_utils.gpuchange_notes import Notes
 
 MEMBERS_SHOWN = 64
 
@@ -105,26 +104,12 @@ def member_of(row: Dict[str, Any]) -> Dict[str, Any]:
     return {key: row[key] for key in ("backend", "server", "status", "admin", "weight", "sessions")}
 
 
-class Notes:
-    """The notes of one server on this balancer; every change of them is on disk before it is acted upon."""
+class ServerNotes(Notes):
+    """The notes of one server on this balancer."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.data: Dict[str, Any] = read_json(path, {}) or {}
-
-    @property
-    def ours(self) -> bool:
-        """Whether this change has taken the server out and not yet put it back."""
-        return bool(self.data.get("servers")) and not self.data.get("released")
-
-    def begin(self, look: Look) -> None:
-        """Keep the state found; only now, since a later call would find our own drain."""
+    def begin_with(self, look: Look) -> None:
         servers = {row["backend"]: {"found": row, "left": row["admin"]} for row in look.mine}
-        self.save(process=look.process, servers=servers, clocks={}, rechecked=False, released=False)
-
-    def save(self, **changes: Any) -> None:
-        self.data.update(changes)
-        write_atomic(self.path, self.data)
+        self.begin(process=look.process, servers=servers, rechecked=False)
 
     def found(self, backend: str) -> Optional[Dict[str, Any]]:
         return (self.data.get("servers") or {}).get(backend, {}).get("found")
@@ -135,17 +120,3 @@ class Notes:
     def set_left(self, backend: str, word: str) -> None:
         self.data["servers"][backend]["left"] = word
         self.save()
-
-    def clock(self, name: str) -> float:
-        """Seconds since `name` was first asked for, by this machine's own clock; a reboot starts it again."""
-        clocks, now, boot = dict(self.data.get("clocks") or {}), time.monotonic(), boot_id()
-        begun = clocks.get(name)
-        if not begun or begun["boot_id"] != boot:
-            begun = {"at": now, "boot_id": boot}
-            self.save(clocks=dict(clocks, **{name: begun}))
-        return now - float(begun["at"])
-
-    def forget_clock(self, name: str) -> None:
-        clocks = dict(self.data.get("clocks") or {})
-        if clocks.pop(name, None):
-            self.save(clocks=clocks)

@@ -165,7 +165,8 @@ def _starting(name: UnitName) -> dict[str, Any]:
 
 
 def _has_systemd() -> bool:
-    return os.path.isdir("/run/systemd/system") and is_executable("systemd-run")
+    """Whether system units can be had: hooks on a controller may run as an ordinary user."""
+    return os.geteuid() == 0 and os.path.isdir("/run/systemd/system") and is_executable("systemd-run")
 
 
 def _start(module: AnsibleModule, name: UnitName, argv: list[str], deadline_s: float, env: dict[str, str]) -> None:

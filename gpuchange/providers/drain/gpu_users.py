@@ -1,0 +1,100 @@
+"""drain/gpu_users: nothing uses a GPU any more; services that were stopped for it are started again on release."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpuchange.providers.contract import HostView, Mode, Params, Provider
+from gpuchange.providers.types import Duration, UnitName
+from gpuchange.reports import Report, Verdict, by_state
+
+DAEMONS = (
+    "nvidia-persistenced.service",
+    "nvidia-fabricmanager.service",
+    "nvidia-imex.service",
+    "nvidia-powerd.service",
+    "nvidia-dcgm.service",
+    "dcgm.service",
+)
+"""Parts of the driver that hold its devices open by design; the stack stops and starts them with the driver."""
+
+
+class GpuUsersParams(Params):
+    """What to do with processes that still use a GPU once the host is drained."""
+
+    policy: Literal["wait", "refuse", "stop"] = Field(
+        "wait", description="wait: until none is left. refuse: fail at once. stop: stop the services listed."
+    )
+    timeout: Duration = Field(300, description="How long to wait for users to end or services to stop.")
+    services: tuple[UnitName, ...] = Field((), description="Services to stop, and to start again on release.")
+    start_within: Duration = Field(300, description="How long services may take to be active again.")
+
+
+class User(BaseModel):
+    """One process with a GPU device open or mapped."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    pid: int
+    comm: str = ""
+    cmdline: str = ""
+    unit: str = ""
+
+
+class GpuUsersReport(Report):
+    users: tuple[User, ...] = ()
+    count: int = 0
+    services: dict[str, dict[str, str]] = Field(default_factory=dict)
+    found: dict[str, dict[str, str]] = Field(default_factory=dict)
+    started: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def args(view: HostView, _mode: Mode) -> dict[str, Any]:
+    return {**view.params, "daemons": list(DAEMONS)}
+
+
+def judge(_view: HostView, report: GpuUsersReport) -> Verdict:
+    if report.state == "running":
+        return Verdict.again(1.0, report.why)
+    if report.state != "done":
+        return by_state(report)
+    stopped = tuple(f"{unit} stopped" for unit, state in sorted(report.found.items()) if state["active"] == "active")
+    return Verdict.accept(findings=(*stopped, "no process uses a GPU"))
+
+
+def judge_undo(_view: HostView, report: GpuUsersReport) -> Verdict:
+    if report.state == "running":
+        return Verdict.again(1.0, report.why)
+    if report.state != "done":
+        return by_state(report)
+    return Verdict.accept(findings=tuple(f"{unit} runs again" for unit in report.started))
+
+
+def preview(view: HostView, report: GpuUsersReport) -> tuple[str, ...]:
+    """Who uses a GPU now, and what would happen to them."""
+    policy = view.params.get("policy", "wait")
+    listed = set(view.params.get("services") or ()) if policy == "stop" else set()
+    then = {"wait": "is waited for", "refuse": "stops the change of this host", "stop": "stops the change of this host"}
+    users = tuple(f"{_who(user)}: {'is stopped' if user.unit in listed else then[policy]}" for user in report.users)
+    return (*users, *(f"{unit}: no such unit on this host" for unit in report.unknown))
+
+
+def _who(user: User) -> str:
+    return f"GPU in use by pid {user.pid} {user.comm}" + (f" ({user.unit})" if user.unit else "")
+
+
+PROVIDER = Provider(
+    phase="drain",
+    name="gpu_users",
+    does="See that no process uses a GPU: wait, refuse, or stop the services listed; start them again on release.",
+    params=GpuUsersParams,
+    report=GpuUsersReport,
+    args=args,
+    judge=judge,
+    judge_undo=judge_undo,
+    preview=preview,
+    estimate_s=4.0,
+)
