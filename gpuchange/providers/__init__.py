@@ -5,7 +5,9 @@ from __future__ import annotations
 from gpuchange.providers.backup.packages import PROVIDER as BACKUP_PACKAGES
 from gpuchange.providers.baseline.gpu import PROVIDER as BASELINE_GPU
 from gpuchange.providers.contract import Provider
+from gpuchange.providers.drain.gpu_users import PROVIDER as DRAIN_GPU_USERS
 from gpuchange.providers.drain.haproxy import PROVIDER as DRAIN_HAPROXY
+from gpuchange.providers.drain.hooks import PROVIDER as DRAIN_HOOKS
 from gpuchange.providers.preflight.apt import PROVIDER as PREFLIGHT_APT
 from gpuchange.providers.preflight.host import PROVIDER as PREFLIGHT_HOST
 from gpuchange.providers.record.host import PROVIDER as RECORD_HOST
@@ -18,7 +20,9 @@ PROVIDERS: tuple[Provider, ...] = (
     PREFLIGHT_APT,
     RECORD_HOST,
     BACKUP_PACKAGES,
+    DRAIN_HOOKS,
     DRAIN_HAPROXY,
+    DRAIN_GPU_USERS,
     SEAL_HOST,
     BASELINE_GPU,
     STACK_APT,
