@@ -33,7 +33,7 @@ fast: $(STAMP)
 check: lint fast  ## everything that needs neither root nor network
 
 test: check  ## check, then the tests on real lab hosts (root; about 20 minutes)
-	gpuchange lab up --hosts 0 --install-tools || gpuchange lab up --install-tools
+	gpuchange lab build --install-tools
 	pytest -m lab
 
 demo: $(STAMP)  ## a driver change on three lab hosts under load: 0 failed requests

@@ -69,6 +69,7 @@ def test_state_survives_being_written_and_read(spec: state.LabSpec) -> None:
 def test_a_missing_lab_is_said_with_those_there_are(spec: state.LabSpec) -> None:
     with pytest.raises(LabError) as refusal:
         Lab.load("other")
+    assert refusal.value.what == "there is no lab named 'other'"
     assert "demo" in refusal.value.why
     assert refusal.value.remedy == "gpuchange lab up --name other"
 

@@ -38,6 +38,14 @@ def up(name: str, count: int, gpus: int, install_tools: bool) -> None:
     click.echo(f"next:           gpuchange lab status --name {name}")
 
 
+@lab.command()
+@click.option("--install-tools", is_flag=True, help="Install missing tools with apt-get first.")
+def build(install_tools: bool) -> None:
+    """Build the images only; `up` does it too when they are missing."""
+    fleet.build(say=_say, install_tools=install_tools)
+    click.echo(f"images are ready in {pool.pool_file()}")
+
+
 def _say(line: str) -> None:
     click.echo(line, err=True)
 

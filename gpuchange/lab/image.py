@@ -30,6 +30,8 @@ MASKED = (
 REVISION = 1  # raise when base_tree() changes in a way its own files do not show
 FILES = Path(__file__).parent / "files"
 KEPT_IMAGES = 6
+# a build must not go on behind the back of the next one when `lab up` is killed
+ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM")
 APT_SOURCE = f"deb [trusted=yes] http://apt.lab:{state.APT_PORT} ./\n"
 INSTALL_SCRIPT = """set -e
 export DEBIAN_FRONTEND=noninteractive
@@ -85,8 +87,8 @@ def base_image(say: Callable[[str], None]) -> Path:
         cache = state.root() / "cache" / "debs"
         cache.mkdir(parents=True, exist_ok=True)
         sh(
-            ["debootstrap", "--variant=minbase", f"--cache-dir={cache}", f"--include={','.join(PACKAGES)}",
-             suite, draft, uri],
+            [*ENDS_WITH_US, "debootstrap", "--variant=minbase", f"--cache-dir={cache}",
+             f"--include={','.join(PACKAGES)}", suite, draft, uri],
             env=_proxy_environment(), timeout=1500,
         )  # fmt: skip
         _finish_base(draft)
@@ -146,14 +148,21 @@ def in_tree(tree: Path, command: list[str], *options: str) -> str:
     """Run a command inside a system tree that is not booted, without any network but its own loopback."""
     name = f"gclbuild-{hashlib.sha256(str(tree).encode()).hexdigest()[:8]}"
     return sh(
-        ["systemd-nspawn", "-q", "-D", tree, "--as-pid2", "--private-network", f"--machine={name}", "--register=no",
-         "--keep-unit", "--console=pipe", "--resolv-conf=off", "--timezone=off", "--settings=no", *options, *command],
+        [*ENDS_WITH_US, "systemd-nspawn", "-q", "-D", tree, "--as-pid2", "--private-network",
+         f"--machine={name}", "--register=no", "--keep-unit", "--console=pipe", "--resolv-conf=off", "--timezone=off", "--settings=no", *options, *command],
         timeout=600,
     )  # fmt: skip
 
 
 def systemctl(tree: Path, verb: str, *units: str) -> None:
     sh(["systemctl", f"--root={tree}", "--quiet", verb, *units])
+
+
+def build_all(say: Callable[[str], None]) -> tuple[Path, Path, Path]:
+    """The package repository and the subvolumes of a plain and of a GPU host. Call under the `images` lock."""
+    repository = stack.repository()
+    base = base_image(say)
+    return repository, base, gpu_image(base, repository, say)
 
 
 def _images() -> Path:

@@ -131,7 +131,7 @@ def load(name: str) -> LabSpec:
     if not exists(name):
         have = ", ".join(spec.name for spec in all_labs())
         raise LabError(
-            f"there is no name for a lab or snapshotd {name!r}",
+            f"there is no lab named {name!r}",
             why=f"labs under {root()}: {have}" if have else f"no lab is up under {root()}",
             remedy=f"gpuchange lab up --name {name}",
         )
