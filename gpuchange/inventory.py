@@ -101,15 +101,19 @@ def _groups(listing: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Members of every group, children's included. Empty groups are listed too, though Ansible leaves them out."""
     names = {name for name in listing if name != "_meta"}
     names |= {child for group in listing.values() for child in group.get("children", ())}
-    return {name: tuple(dict.fromkeys(_members(listing, name, frozenset()))) for name in sorted(names)}
+    return {name: tuple(dict.fromkeys(_members(listing, name))) for name in sorted(names)}
 
 
-def _members(listing: Mapping[str, Any], name: str, above: frozenset[str]) -> Iterable[str]:
-    group = listing.get(name, {})
-    yield from group.get("hosts", ())
-    for child in group.get("children", ()):
-        if child not in above:
-            yield from _members(listing, child, above | {name})
+def _members(listing: Mapping[str, Any], name: str) -> Iterable[str]:
+    """Hosts level by level, as Ansible orders them: the group's own, its children's, their children's."""
+    level, seen = [name], {name}
+    while level:
+        groups = [listing.get(group, {}) for group in level]
+        for group in groups:
+            yield from group.get("hosts", ())
+        below = dict.fromkeys(child for group in groups for child in group.get("children", ()))
+        level = [child for child in below if child not in seen]
+        seen.update(level)
 
 
 def _chosen(
@@ -127,7 +131,8 @@ def _chosen(
         raise InventoryError(
             f"the group {empty[0]} has no hosts", where=shown, remedy="put hosts into it, or name another"
         )
-    names, unmatched = _matched(listing, ",".join(pieces), limit, env)
+    exact = None if limit else exact_names(pieces, known, groups)
+    names, unmatched = (exact, ()) if exact else _matched(listing, ",".join(pieces), limit, env)
     if unmatched:
         raise _not_there(unmatched, {piece.lstrip("!&") for piece in pieces}, [*known, *groups], shown)
     implicit = [name for name in names if name not in known]
@@ -142,6 +147,17 @@ def _chosen(
         both = f"{', '.join(patterns)}" + (f" with --limit {limit}" if limit else "")
         raise InventoryError(f"{both} names no host", where=shown, remedy="check the hosts of the plan and --limit")
     return names
+
+
+def exact_names(
+    pieces: Sequence[str], known: Mapping[str, Any], groups: Mapping[str, tuple[str, ...]]
+) -> tuple[str, ...] | None:
+    """Hosts of plain host and group names, for which Ansible need not be started; None if any is more than that."""
+    if not all(
+        re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", piece) and (piece in groups or piece in known) for piece in pieces
+    ):
+        return None
+    return tuple(dict.fromkeys(host for piece in pieces for host in groups.get(piece, (piece,))))
 
 
 def _matched(

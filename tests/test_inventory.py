@@ -14,7 +14,7 @@ import pytest
 from gpuchange.ansible_cli import environment, run, said
 from gpuchange.errors import InventoryError
 from gpuchange.frozen import as_yaml_inventory, freeze
-from gpuchange.inventory import Inventory, resolve, select, split_pattern
+from gpuchange.inventory import Inventory, exact_names, resolve, select, split_pattern
 from gpuchange.plan import load
 from gpuchange.waiting import wait_until
 
@@ -113,6 +113,14 @@ def test_patterns_and_limit_mean_what_ansible_means(
     resolved: Inventory, patterns: list[str], limit: str | None, hosts: list[str]
 ) -> None:
     assert list(select(resolved, patterns, limit)) == hosts
+
+
+def test_plain_names_mean_what_ansible_means(resolved: Inventory) -> None:
+    """`exact_names` saves a run of Ansible; a limit to everything makes Ansible decide instead."""
+    for pieces in (["gpus"], ["site"], ["loadbalancers", "gpu-02", "rack1"], ["all"], ["gpu-03", "gpus"]):
+        assert exact_names(pieces, resolved.known, resolved.groups) == select(resolved, pieces, "all"), pieces
+    for piece in ("gpu*", "!gpu-01", "gpus[0]", "~gpu", "gpu-o1"):
+        assert exact_names(["gpus", piece], resolved.known, resolved.groups) is None
 
 
 def test_a_limit_file_is_read_as_ansible_reads_it(resolved: Inventory, tmp_path: Path) -> None:
