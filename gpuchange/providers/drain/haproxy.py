@@ -80,5 +80,6 @@ PROVIDER = Provider(
     judge=judge,
     judge_undo=judge_undo,
     preview=preview,
+    delegates=lambda params: tuple(params["balancers"]),
     estimate_s=8.0,
 )
