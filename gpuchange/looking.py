@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuchange.engine import Engine
-from gpuchange.reports import Failed, Reported, Unreachable
+from gpuchange.reports import Evidence, Reported, Unreachable
 from gpuchange.states import Kind, Status
 
 FIRST_PHASE = "preflight"
+FAILED, UNREACHABLE = 1, 4
 
 
 @dataclass
@@ -21,35 +22,37 @@ class Looks:
     code: int = 0
 
 
-def seen(engine: Engine) -> Looks:
-    """What the journal knows after `engine.run(last_phase=FIRST_PHASE)`."""
-    looks = Looks(code=0)
+def before_change(engine: Engine) -> Looks:
+    """Run preflight, journalled, and tell what it saw. `code` is 0 when nothing stands in the way."""
+    code = engine.run(last_phase=FIRST_PHASE)
+    looks = Looks()
     for host in engine.change.hosts:
         looks.hosts[host] = {step: dict(body) for step, body in engine.change.reports(host).items()}
     for event in engine.change.journal.events():
         if event.kind in (Kind.REJECTED, Kind.HELD):
             looks.problems.setdefault(event.host, []).append(str(event.data.get("why", "")))
+    looks.code = code if looks.problems else 0
     return looks
 
 
 def look(engine: Engine) -> Looks:
     """Preflight and every other step's probe, over all hosts that passed preflight. Journals only preflight."""
-    code = engine.run(last_phase=FIRST_PHASE)
-    looks = seen(engine)
-    looks.code = code
-    state = engine.change.state
-    for step in state.table.steps:
+    looks = before_change(engine)
+    for step in engine.change.state.table.steps:
         if step.phase.name == FIRST_PHASE or step.phase.brings_back:
             continue
         hosts = tuple(host for host in engine.change.hosts if _passed(engine, host))
         for evidence in engine.probe(step, hosts) if hosts else ():
-            key = f"{step.phase.name}/{step.provider}"
-            if isinstance(evidence, Reported):
-                looks.hosts[evidence.host][key] = evidence.report
-            else:
-                looks.problems.setdefault(evidence.host, []).append(f"{key}: {evidence.why}")
-                looks.code = looks.code or (4 if isinstance(evidence, Unreachable) else isinstance(evidence, Failed))
+            _note(looks, f"{step.phase.name}/{step.provider}", evidence)
     return looks
+
+
+def _note(looks: Looks, step: str, evidence: Evidence) -> None:
+    if isinstance(evidence, Reported):
+        looks.hosts[evidence.host][step] = evidence.report
+        return
+    looks.problems.setdefault(evidence.host, []).append(f"{step}: {evidence.why}")
+    looks.code = looks.code or (UNREACHABLE if isinstance(evidence, Unreachable) else FAILED)
 
 
 def _passed(engine: Engine, host: str) -> bool:

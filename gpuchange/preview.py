@@ -119,7 +119,7 @@ def _host(
     as_wanted = _as_wanted(reports)
     return HostPreview(
         host=host,
-        versions=versions(plan, reports.get("record/host", {})),
+        versions=versions(plan, reports.get("record/host") or reports.get("preflight/host", {})),
         steps=tuple(_step(plan, row, host, reports) for row in steps),
         problems=tuple(problems),
         as_wanted=as_wanted,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,11 @@ import click
 from gpuchange.cli import live, render, running, words
 from gpuchange.cli.flags import ansible_flags, connection
 from gpuchange.cli.settings import common, current
+from gpuchange.errors import UsageError
 
 if TYPE_CHECKING:
     from gpuchange.change import Connection
+    from gpuchange.engine import Engine
     from gpuchange.looking import Looks
     from gpuchange.preview import Preview
 
@@ -40,16 +43,31 @@ def plan(plan_path: Path, detailed_exitcode: bool, **flags: Any) -> int:
 def apply(plan_path: Path, dry_run: bool, **flags: Any) -> int:
     """Carry PLAN out host by host: preview, question, then live progress."""
     reach = connection(**flags)
-    seen, code = looked(plan_path, reach)
-    if code or dry_run:
-        return code
+    if dry_run:
+        return looked(plan_path, reach)[1]
+    from gpuchange import change
+
+    home = change.create(current().root, plan_path, reach)
+    try:
+        return running.run(home, reach, lambda engine: preflighted(engine, plan_path))
+    except (click.Abort, UsageError):
+        shutil.rmtree(home)  # refused before anything was changed: there is nothing to come back to
+        raise
+
+
+def preflighted(engine: Engine, plan_path: Path) -> int | None:
+    """Preflight, preview and question; None when the change may go on, else the exit code."""
+    from gpuchange.looking import before_change
+
+    looks = before_change(engine)
+    seen = _shown(plan_path, looks)
+    if looks.code:
+        return looks.code
     if not seen.to_change:
         words.warn("every host is as the plan wants it: nothing to do")
         return 0
-    from gpuchange import change
-
     running.confirm(f"change {len(seen.to_change)} host(s)?")
-    return running.run(change.create(current().root, plan_path, reach), reach)
+    return None
 
 
 @click.command()
@@ -67,20 +85,22 @@ def verify(plan_path: Path, **flags: Any) -> int:
 
 def looked(plan_path: Path, reach: Connection) -> tuple[Preview, int]:
     """Looks at the hosts, prints the preview and returns it with the exit code of looking (0 = nothing in the way)."""
+    if current().json:
+        live.emit_version()
+    looks = _dry_run(plan_path, reach)
+    return _shown(plan_path, looks), looks.code
+
+
+def _shown(plan_path: Path, looks: Looks) -> Preview:
     from gpuchange import plan, preview
     from gpuchange.phases import PHASES
 
-    wanted = plan.load(plan_path)
-    if not current().json:
-        words.warn("looking at the hosts; nothing is changed")
-    looks = _dry_run(plan_path, reach)
-    seen = preview.build(wanted, PHASES, looks.hosts, looks.problems)
+    seen = preview.build(plan.load(plan_path), PHASES, looks.hosts, looks.problems)
     if current().json:
-        live.emit_version()
         live.emit(render.preview_json(seen))
     else:
         words.say(render.preview_text(seen, _next(seen, plan_path)))
-    return seen, looks.code
+    return seen
 
 
 def _next(seen: Preview, plan_path: Path) -> str:
@@ -91,6 +111,8 @@ def _next(seen: Preview, plan_path: Path) -> str:
 
 def _dry_run(plan_path: Path, reach: Connection) -> Looks:
     """Preflight and every probe, in a change that lives in a temporary directory."""
+    if not current().json:
+        words.warn("looking at the hosts; nothing is changed")
     from gpuchange import change
     from gpuchange.engine import Engine
     from gpuchange.looking import look

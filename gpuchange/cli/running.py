@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -35,22 +35,28 @@ def confirm(question: str) -> None:
         raise click.Abort
 
 
-def run(directory: Path, connection: Connection) -> int:
-    """Carries the change in `directory` on and returns its exit code; prints where it stands at the end."""
+def run(directory: Path, connection: Connection, first: Callable[[Engine], int | None] | None = None) -> int:
+    """Carries the change in `directory` on and returns its exit code; prints where it stands at the end.
+
+    `first` looks and asks before anything is changed; an exit code from it ends the run there.
+    """
     from gpuchange.engine import Engine
 
     if current().json:
         live.emit_version()
     else:
         words.warn(f"change {directory.name}")
-    before = changes.read(directory)
-    with live.progress(before.history, current().json) as observer:
-        engine = Engine(directory, connection, [observer])
-        try:
-            with stopped_by_signals(engine) as caught:
+    engine = Engine(directory, connection)
+    try:
+        with stopped_by_signals(engine) as caught:
+            code = first(engine) if first else None
+            if code is not None:
+                return code
+            with live.progress(changes.read(directory).history, current().json) as observer:
+                engine.observers.append(observer)
                 code = engine.run()
-        finally:
-            engine.close()
+    finally:
+        engine.close()
     return _ended(changes.read(directory), 128 + caught[0] if caught else code)
 
 
