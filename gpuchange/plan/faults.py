@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from gpuchange import providers
 from gpuchange.plan.models import SECTIONS
 from gpuchange.plan.problems import Mark, Path, Problem, nearest
 from gpuchange.plan.yamlpos import Document, dotted
@@ -20,12 +21,12 @@ def problems(error: ValidationError, document: Document, model: type[BaseModel])
     """One Problem per error of pydantic, but none for keys that `document` has found faulty already."""
     known = {problem.path for problem in document.problems if problem.path is not None}
     located = [(detail, *locate(detail["loc"], document.data)) for detail in error.errors(include_url=False)]
-    strange = {
-        path[:-1] for detail, path, _ in located if detail["type"] == "literal_error" and path[-1:] == ("provider",)
-    }
+    keys = [path + rest for detail, path, rest in located if detail["type"] in ("literal_error", "missing")]
+    strange = [key[:-1] for key in keys if key[-1:] == ("provider",)]
     for detail, path, rest in located:
         echo = detail["type"] == "too_short" and bool(detail["input"])  # its entries were refused one by one
-        echo |= path[: len(path + rest) - 1] in strange and path[-1:] != ("provider",)  # measured by the wrong model
+        if (path + rest)[-1:] != ("provider",):
+            echo |= any(path[: len(entry)] == entry for entry in strange)  # measured by the wrong model
         if not echo and not any(path[: len(bad)] == bad for bad in known):
             what, remedy = _say(detail, path, rest, document, model)
             yield Problem(_mark(detail, path, rest, document), what, remedy, path)
@@ -61,12 +62,17 @@ def _mark(detail: ErrorDetails, path: Path, rest: Path, document: Document) -> M
 
 def _say(detail: ErrorDetails, path: Path, rest: Path, document: Document, model: type[BaseModel]) -> Said:
     """What and remedy of one error."""
+    context = detail.get("ctx", {})
     special: dict[str, Callable[[], Said]] = {
         "missing": lambda: _missing(path, rest, model, detail["loc"]),
         "extra_forbidden": lambda: _unknown_key(detail["loc"], path + rest, model),
-        "union_tag_invalid": lambda: _unknown_provider(detail, path),
+        "union_tag_invalid": lambda: _unknown_provider(context["tag"], context["expected_tags"], path),
         "union_tag_not_found": lambda: (f"{dotted(path)}.provider is missing", "say which: provider: NAME"),
     }
+    if detail["type"] == "literal_error" and path[-1:] == ("provider",):
+        return _unknown_provider(str(detail["input"]), context["expected"], path[:-1])
+    if detail["type"] == "missing" and rest == ("provider",):
+        return special["union_tag_not_found"]()
     if detail["type"] in special:
         return special[detail["type"]]()
     name = dotted(path + rest) or "the plan"
@@ -137,17 +143,27 @@ def _either(words: list[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _unknown_provider(detail: ErrorDetails, path: Path) -> Said:
-    context = detail.get("ctx", {})
-    what, remedy = _not_among(context["tag"], str(context["expected_tags"]))
+def _unknown_provider(name: str, expected: str, path: Path) -> Said:
+    what, remedy = _not_among(name, expected)
+    if "did you mean" not in what:
+        remedy = _belongs(name) or remedy
     return f"{dotted(path)}.provider: {what}", remedy
+
+
+def _belongs(name: str) -> str:
+    """Where a provider that was looked for in the wrong place is at home."""
+    own = next((row.key for row in SECTIONS if row.kind == "one" and row.key == name), None)
+    if own:
+        return f"it is a key of its own: {own}:"
+    home = next((row.phase for row in providers.PROVIDERS if row.name == name), None)
+    return f"it belongs below {home}:" if home else ""
 
 
 def _missing(path: Path, rest: Path, model: type[BaseModel], loc: tuple[int | str, ...]) -> Said:
     key = str(rest[-1]) if rest else "a key"
     fields = [field for owner in models_at(loc[:-1], model) for name, field in _fields(owner).items() if name == key]
     says = next((field.description for field in fields if field.description), "")
-    hint = f" ({says[:1].lower()}{says[1:].rstrip('.')})" if says else ""
+    hint = f" ({says.rstrip('.')})" if says else ""
     return f"{dotted(path + rest)} is missing", f"add `{key}:`{hint}"
 
 
@@ -156,8 +172,10 @@ def _unknown_key(loc: tuple[int | str, ...], path: Path, model: type[BaseModel])
     known = sorted({name for owner in models_at(loc[:-1], model) for name in _fields(owner)})
     close = nearest(key, known)
     where = dotted(path[:-1]) or "the plan"
-    if close:
+    if close and path != ("release",):
         return f"unknown key {key} in {where} (did you mean {close}?)", f"write {close}:, or remove the key"
+    if path == ("release",):
+        return "unknown key release in the plan", "remove it: release has no settings, it takes back what drain did"
     home = next((row.key for row in SECTIONS if key in _section_keys(row.key, model)), None)
     if home and len(path) == 1:
         return f"unknown key {key} in {where}", f"it belongs below {home}:"
