@@ -35,7 +35,7 @@ class StepState(NamedTuple):
 UNTOUCHED = StepState()
 
 _INTENTS = frozenset({Kind.STARTED, Kind.PROBING})
-_FIRST_UNDO = frozenset({Status.DONE, Status.FAILED, Status.HELD, Status.WAITING, Status.UNSURE})
+_FIRST_UNDO = frozenset({Status.DONE, Status.FAILED, Status.HELD, Status.WAITING})
 
 
 def moved(step: StepState, event: Event, now: float) -> StepState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -38,18 +39,17 @@ class ControllerLock:
         except BlockingIOError:
             os.close(handle)
             raise _locked(directory) from None
-        try:
+        with contextlib.suppress(OSError):  # the disk is full: the lock is held all the same, without a label
             os.truncate(handle, 0)
             os.write(handle, json.dumps(_myself()).encode())
-        except OSError:  # the disk is full: the lock is held all the same, only its label is missing
-            pass
         return cls(handle)
 
     def release(self) -> None:
         if self._handle < 0:
             return
         handle, self._handle = self._handle, -1
-        os.truncate(handle, 0)
+        with contextlib.suppress(OSError):
+            os.truncate(handle, 0)
         os.close(handle)
 
     def forget(self) -> None:

@@ -111,7 +111,8 @@ _BACK = {
     Status.HELD: Status.UNDO_HELD,
 }
 
-_TURN = (Status.DONE, Status.FAILED, Status.HELD, Status.WAITING, Status.UNSURE)
+_TURN = (Status.DONE, Status.FAILED, Status.HELD, Status.WAITING)
+"""What may be undone. Not what is unsure: its work may still be running, so it is probed first."""
 
 TRANSITIONS: dict[tuple[Status, str, Kind], Status] = (
     {(status, "do", kind): after for (status, kind), after in _FORWARD.items()}
