@@ -32,8 +32,9 @@ def host(fresh_hosts: Lab) -> Host:
     return made
 
 
-def measured(host: Host, what: str) -> dict[str, Any]:
-    script = f"import json; from ansible.module_utils.gpuchange_cuda import *; print(json.dumps({what}_test()))"
+def measured(host: Host, what: str, deadline_s: float = 35) -> dict[str, Any]:
+    call = f"{what}_test({deadline_s})"
+    script = f"import json; from ansible.module_utils.gpuchange_cuda import *; print(json.dumps({call}))"
     return dict(json.loads(host.run(["env", f"PYTHONPATH={TESTER}", "python3", "-B", "-c", script])))
 
 
@@ -152,6 +153,8 @@ def test_a_bad_new_driver_is_good_again_when_rolled_back(host: Host) -> None:
     assert all(int(hot) > 90 and int(errors) > 0 for hot, errors in health(host))
     host.mend("slow-card")
     assert sound(host, before) == {"function": False, "speed": True}
+    host.break_("driver-hangs")  # staged with this driver loaded, it waits for another one
+    assert measured(host, "function")["count"] == 2
     apt(host, *START)
     reboot(host)
     assert sound(host, before) == {"function": True, "speed": True}
@@ -171,6 +174,19 @@ def sound(host: Host, before: dict[str, Any]) -> dict[str, bool]:
         "function": judge_function(measured(host, "function"), uuids(host)).outcome == "accept",
         "speed": not failed(compare(before, measured(host, "bench"), 10.0)),
     }
+
+
+def test_a_driver_that_never_answers(host: Host) -> None:
+    host.break_("driver-hangs")
+    apt(host, *(name for name in NEW if "570" in name))
+    host.run(["modprobe", "-r", "nvidia_drm", "nvidia_uvm"])
+    host.run(["sh", "-c", "rmmod nvidia; modprobe -a nvidia_drm nvidia_uvm"])
+    assert loaded(host) == "570.172.08"
+    result = measured(host, "function", 2)
+    assert result["timed_out"] and "cuInit" in result["why"]
+    assert host.run(["timeout", "-s", "KILL", "2", "nvidia-smi"], check=False) == ""
+    host.mend("driver-hangs")
+    assert judge_function(measured(host, "function"), uuids(host)).outcome == "accept"
 
 
 def test_apt_hangs_until_mended(host: Host) -> None:

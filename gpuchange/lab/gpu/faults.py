@@ -67,6 +67,7 @@ _TABLE = (
         DRIVER,
     ),
     _flag("overheat", "any other driver than the loaded one lets every card run 65 degrees hotter", DRIVER),
+    _flag("driver-hangs", "any other driver than the loaded one never answers nvidia-smi or CUDA", DRIVER),
     _flag("slow-card", "any other driver than the loaded one makes every card three times slower", DRIVER),
     Fault(
         "apt-hangs",

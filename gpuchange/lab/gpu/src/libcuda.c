@@ -45,6 +45,12 @@ static int loaded_driver(char *version, size_t size) {
     return 1;
 }
 
+/* A driver whose firmware does not answer any more: nobody who asks it comes back. */
+static void hang_if_told(void) {
+    if (access(path_of("GPUCHANGE_LAB_HANG", "/run/gpuchange-lab/hang"), F_OK) == 0)
+        for (;;) pause();
+}
+
 static void read_cards(void) {
     struct card card;
     FILE *file = fopen(path_of("GPUCHANGE_LAB_STATE", "/run/gpuchange-lab/cards.state"), "r");
@@ -73,6 +79,7 @@ API int cuInit(unsigned flags) {
     char version[64];
     if (flags) return INVALID_VALUE;
     if (!loaded_driver(version, sizeof version)) return NO_DEVICE;
+    hang_if_told();
     if (strcmp(version, DRIVER_VERSION)) return DRIVER_MISMATCH;
     pthread_mutex_lock(&lock);
     if (card_count < 0) read_cards();
