@@ -10,7 +10,7 @@ import array
 import ctypes
 import os
 import statistics
-from typing import Any, Callable
+from typing import Any, Callable, Dict
 
 from ansible.module_utils.gpuchange_child import in_child
 
@@ -335,8 +335,14 @@ def bench_card(driver: Driver, index: int) -> dict[str, Any]:
 # --- all cards, in a child ---------------------------------------------------------------------------------------
 
 
-def all_cards(step: Callable[[str], None], test: Callable[[Driver, int], dict[str, Any]]) -> dict[str, Any]:
-    """Every card's identity and result; one card's failure does not hide the others'."""
+Test = Callable[[Driver, int], Dict[str, Any]]
+
+
+def all_cards(step: Callable[[str], None], prepare: Callable[[], Test]) -> dict[str, Any]:
+    """Every card's identity and result; one card's failure does not hide the others'.
+
+    The driver is asked first: only when it answers is anything made ready for the cards.
+    """
     result: dict[str, Any] = {"ok": False, "why": "", "count": 0, "cards": [], "driver_api": 0}
     try:
         step("cuInit")
@@ -346,6 +352,8 @@ def all_cards(step: Callable[[str], None], test: Callable[[Driver, int], dict[st
         result["count"] = driver.number("cuDeviceGetCount")
     except CudaError as error:
         return dict(result, why=str(error), error=error.fields)
+    step("making test data")
+    test = prepare()
     for index in range(result["count"]):
         step("card %d" % index)
         result["cards"].append(one_card(driver, index, test))
@@ -354,7 +362,7 @@ def all_cards(step: Callable[[str], None], test: Callable[[Driver, int], dict[st
     return dict(result, ok=not why, why=why)
 
 
-def one_card(driver: Driver, index: int, test: Callable[[Driver, int], dict[str, Any]]) -> dict[str, Any]:
+def one_card(driver: Driver, index: int, test: Test) -> dict[str, Any]:
     card: dict[str, Any] = {"index": index, "uuid": "", "pci": "", "name": "", "memory_bytes": 0}
     try:
         card.update(identity(driver, index))
@@ -364,14 +372,18 @@ def one_card(driver: Driver, index: int, test: Callable[[Driver, int], dict[str,
     return card
 
 
-def _function(step: Callable[[str], None]) -> dict[str, Any]:
+def function_of_card() -> Test:
     data = os.urandom(COPY_BYTES)
     asked = problems(data)
-    return all_cards(step, lambda driver, index: check_card(driver, index, data, asked))
+    return lambda driver, index: check_card(driver, index, data, asked)
+
+
+def _function(step: Callable[[str], None]) -> dict[str, Any]:
+    return all_cards(step, function_of_card)
 
 
 def _bench(step: Callable[[str], None]) -> dict[str, Any]:
-    return all_cards(step, bench_card)
+    return all_cards(step, lambda: bench_card)
 
 
 def function_test(deadline_s: float = DEADLINE_S) -> dict[str, Any]:

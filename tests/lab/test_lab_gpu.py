@@ -153,8 +153,6 @@ def test_a_bad_new_driver_is_good_again_when_rolled_back(host: Host) -> None:
     assert all(int(hot) > 90 and int(errors) > 0 for hot, errors in health(host))
     host.mend("slow-card")
     assert sound(host, before) == {"function": False, "speed": True}
-    host.break_("driver-hangs")  # staged with this driver loaded, it waits for another one
-    assert measured(host, "function")["count"] == 2
     apt(host, *START)
     reboot(host)
     assert sound(host, before) == {"function": True, "speed": True}
@@ -182,7 +180,7 @@ def test_a_driver_that_never_answers(host: Host) -> None:
     host.run(["modprobe", "-r", "nvidia_drm", "nvidia_uvm"])
     host.run(["sh", "-c", "rmmod nvidia; modprobe -a nvidia_drm nvidia_uvm"])
     assert loaded(host) == "570.172.08"
-    result = measured(host, "function", 2)
+    result = measured(host, "function", 3)
     assert result["timed_out"] and "cuInit" in result["why"]
     assert host.run(["timeout", "-s", "KILL", "2", "nvidia-smi"], check=False) == ""
     host.mend("driver-hangs")
