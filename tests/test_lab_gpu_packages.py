@@ -11,7 +11,7 @@ from pathlib import Path
 
 import hostcode
 import pytest
-from ansible.module_utils import gpuchange_cuda as cuda
+from ansible.module_utils import gpuchange_cuda_driver as cuda
 
 from gpuchange.errors import LabError
 from gpuchange.lab.gpu import catalog, install_guest, packages

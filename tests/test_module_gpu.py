@@ -13,6 +13,7 @@ import hostcode
 import pytest
 from ansible.module_utils import gpuchange_child as child
 from ansible.module_utils import gpuchange_cuda as cuda
+from ansible.module_utils import gpuchange_cuda_driver as driver
 from ansible.module_utils import gpuchange_host as host
 
 from gpuchange.checks.gpu_function import judge_function
@@ -59,7 +60,7 @@ class Machine:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path) -> Machine:
     made = Machine(tmp_path)
     monkeypatch.setattr(host, "ROOT", str(tmp_path / "gpuchange"))
-    monkeypatch.setattr(cuda, "LIBRARY", str(library))
+    monkeypatch.setattr(driver, "LIBRARY", str(library))
     monkeypatch.setattr(cuda, "COPY_BYTES", 4 << 20)
     monkeypatch.setattr(cuda, "KERNEL_ELEMENTS", 1 << 14)
     monkeypatch.setattr(cuda, "BENCH_BYTES", 1 << 20)
@@ -106,7 +107,7 @@ def test_no_module_no_library_no_card(machine: Machine, monkeypatch: pytest.Monk
     assert "CUDA_ERROR_NO_DEVICE" in cuda.function_test()["why"]
     machine.proc.unlink()
     assert "CUDA_ERROR_NO_DEVICE" in cuda.function_test()["why"]
-    monkeypatch.setattr(cuda, "LIBRARY", "libcuda-is-not-here.so.1")
+    monkeypatch.setattr(driver, "LIBRARY", "libcuda-is-not-here.so.1")
     result = cuda.function_test()
     assert result["error"]["call"] == "dlopen" and "libcuda-is-not-here" in result["why"]
 
@@ -114,7 +115,7 @@ def test_no_module_no_library_no_card(machine: Machine, monkeypatch: pytest.Monk
 def test_an_old_driver_without_a_function(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "old.c"
     source.write_text("int cuInit(unsigned f) { return 0; }\n")
-    monkeypatch.setattr(cuda, "LIBRARY", str(compile_library(tmp_path / "old.so", str(source))))
+    monkeypatch.setattr(driver, "LIBRARY", str(compile_library(tmp_path / "old.so", str(source))))
     assert "does not have this function" in cuda.function_test()["why"]
 
 
@@ -159,7 +160,7 @@ def broken_library(tmp_path: Path, body: str) -> str:
 def test_a_hanging_driver_costs_the_deadline_only(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda, "LIBRARY", broken_library(tmp_path, "signal(SIGTERM, SIG_IGN); for (;;) pause()"))
+    monkeypatch.setattr(driver, "LIBRARY", broken_library(tmp_path, "signal(SIGTERM, SIG_IGN); for (;;) pause()"))
     began = time.monotonic()
     result = cuda.function_test(deadline_s=0.5)
     assert time.monotonic() - began < 3
@@ -168,7 +169,7 @@ def test_a_hanging_driver_costs_the_deadline_only(
 
 
 def test_a_crashing_driver_is_named(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "LIBRARY", broken_library(tmp_path, "raise(SIGSEGV)"))
+    monkeypatch.setattr(driver, "LIBRARY", broken_library(tmp_path, "raise(SIGSEGV)"))
     result = cuda.function_test()
     assert "died at cuInit: ended by signal 11" in result["why"]
 

@@ -25,7 +25,7 @@ def host(fresh_hosts: Lab) -> Host:
     made = fresh_hosts.host("gpu1")
     package = made.root / TESTER.lstrip("/") / "ansible/module_utils"
     package.mkdir(parents=True)
-    for name in ("gpuchange_cuda.py", "gpuchange_child.py"):
+    for name in ("gpuchange_cuda.py", "gpuchange_cuda_driver.py", "gpuchange_child.py"):
         shutil.copy(UTILS / name, package)
     made.run(["systemctl", "disable", "--now", "modelserver.service"])
     made.run(["apt-get", "-q", "update"])
