@@ -181,9 +181,8 @@ def build(*, say: Say = _quiet, install_tools: bool = False) -> None:
     require_machine(install_tools=install_tools)
     with state.locked("labs"):
         pool.mount()
-    with state.locked("images"):
-        image.build_all(say)
-    with state.locked("labs"):
+        with state.locked("images"):
+            image.build_all(say)
         if not state.all_labs():
             pool.unmount()
 

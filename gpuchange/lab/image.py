@@ -148,8 +148,9 @@ def in_tree(tree: Path, command: list[str], *options: str) -> str:
     """Run a command inside a system tree that is not booted, without any network but its own loopback."""
     name = f"gclbuild-{hashlib.sha256(str(tree).encode()).hexdigest()[:8]}"
     return sh(
-        [*ENDS_WITH_US, "systemd-nspawn", "-q", "-D", tree, "--as-pid2", "--private-network",
-         f"--machine={name}", "--register=no", "--keep-unit", "--console=pipe", "--resolv-conf=off", "--timezone=off", "--settings=no", *options, *command],
+        [*ENDS_WITH_US, "systemd-nspawn", "-q", "-D", tree, "--as-pid2", "--private-network", f"--machine={name}",
+         "--register=no", "--keep-unit", "--console=pipe", "--resolv-conf=off", "--timezone=off", "--settings=no",
+         *options, *command],
         timeout=600,
     )  # fmt: skip
 

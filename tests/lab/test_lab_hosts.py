@@ -40,32 +40,32 @@ def test_hosts_are_whole_systems_with_working_gpus(fresh_hosts: Lab) -> None:
     assert fresh_hosts.serving() == {"gpu1": "UP", "gpu2": "UP", "gpu3": "UP"}
 
 
-def test_machine_ids_and_host_keys_differ(fresh_hosts: Lab) -> None:
+def test_machine_ids_and_host_keys_differ(lab: Lab) -> None:
     for path in ("/etc/machine-id", "/etc/ssh/ssh_host_ed25519_key.pub"):
-        assert len({host.run(["cat", path]) for host in fresh_hosts.hosts}) == 4
+        assert len({host.run(["cat", path]) for host in lab.hosts}) == 4
 
 
-def test_the_way_out_is_closed(fresh_hosts: Lab) -> None:
+def test_the_way_out_is_closed(lab: Lab) -> None:
     """A host reaches its lab and nothing else."""
-    routes = fresh_hosts.host("gpu1").run(["ip", "route"])
+    routes = lab.host("gpu1").run(["ip", "route"])
     assert "default" not in routes
-    assert fresh_hosts.host("gpu1").run(["ip", "-6", "route", "show", "default"]) == ""
+    assert lab.host("gpu1").run(["ip", "-6", "route", "show", "default"]) == ""
 
 
-def test_ssh_answers_with_the_pinned_key_over_both_families(fresh_hosts: Lab) -> None:
-    host = fresh_hosts.host("gpu1")
+def test_ssh_answers_with_the_pinned_key_over_both_families(lab: Lab) -> None:
+    host = lab.host("gpu1")
     assert over_ssh(host, "hostname").stdout.strip() == "gpu1"
     line = [word.replace(host.address, host.spec.address6(host.layout)) for word in host.ssh("hostname")]
     assert subprocess.run(line, capture_output=True, text=True).stdout.strip() == "gpu1"
 
 
-def test_packages_come_from_the_lab_alone(fresh_hosts: Lab) -> None:
-    text = fresh_hosts.host("gpu2").run(["sh", "-c", "apt-get update -q && apt-cache policy nvidia-driver-570"])
+def test_packages_come_from_the_lab_alone(lab: Lab) -> None:
+    text = lab.host("gpu2").run(["sh", "-c", "apt-get update -q && apt-cache policy nvidia-driver-570"])
     assert "apt.lab" in text and "570." in text
 
 
-def test_reboot_from_inside(fresh_hosts: Lab) -> None:
-    host = fresh_hosts.host("gpu1")
+def test_reboot_from_inside(lab: Lab) -> None:
+    host = lab.host("gpu1")
     before, boots = boot_id(host), host.boots
     host.run(["touch", "/srv/kept"])
     over_ssh(host, "systemctl reboot")
@@ -75,8 +75,8 @@ def test_reboot_from_inside(fresh_hosts: Lab) -> None:
     assert host.run(["ls", "/srv/kept"]).strip() == "/srv/kept"
 
 
-def test_power_button_cut_and_cycle(fresh_hosts: Lab) -> None:
-    host = fresh_hosts.host("gpu1")
+def test_power_button_cut_and_cycle(lab: Lab) -> None:
+    host = lab.host("gpu1")
     for switch in ("off", "cut"):
         host.power(switch)  # type: ignore[arg-type]
         assert host.status()["power"] == "off"
@@ -169,8 +169,9 @@ def test_snapshot_keeps_a_moment(fresh_hosts: Lab) -> None:
     assert host.run(["cat", "/srv/word"]) == "one\n"
 
 
-def test_load_counts_what_fails(fresh_hosts: Lab) -> None:
-    calm = Load(fresh_hosts.lb_url, rate=60, stream_every=2, stream_seconds=3).run(for_seconds(6))
+def test_load_counts_what_fails(lab: Lab) -> None:
+    lab.wait_serving()
+    calm = Load(lab.lb_url, rate=60, stream_every=2, stream_seconds=3).run(for_seconds(6))
     assert calm.failed == 0 and calm.streams_ok >= 3
     assert calm.summary()["per_second"] >= 50
     assert set(calm.by_host) == {"gpu1", "gpu2", "gpu3"}
