@@ -6,12 +6,22 @@ from typing import Any, Dict, List
 
 from ansible.module_utils.gpuchange_host import run
 
-PROPERTIES = ("Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "MainPID", "Result", "ExecMainStatus")
+PROPERTIES = (
+    "Id",
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "UnitFileState",
+    "MainPID",
+    "Result",
+    "ExecMainStatus",
+    "NRestarts",
+)
 MOVING = ("activating", "deactivating", "reloading")
 
 
 def states(units: List[str]) -> Dict[str, Dict[str, str]]:
-    """{unit as asked: {load, active, sub, enabled, pid, result, status}}. Raises RuntimeError without systemd."""
+    """{unit as asked: {load, active, sub, enabled, pid, result, status, restarts}}. Raises RuntimeError without systemd."""
     return {unit: _state(unit) for unit in units}
 
 
@@ -28,6 +38,7 @@ def _state(unit: str) -> Dict[str, str]:
         "pid": shown.get("MainPID", ""),
         "result": shown.get("Result", ""),
         "status": shown.get("ExecMainStatus", ""),
+        "restarts": shown.get("NRestarts", "0"),
     }
 
 
