@@ -14,6 +14,7 @@ from gpuchange.providers.record.host import PROVIDER as RECORD_HOST
 from gpuchange.providers.seal.host import PROVIDER as SEAL_HOST
 from gpuchange.providers.stack.apt import PROVIDER as STACK_APT
 from gpuchange.providers.verify.host import PROVIDER as VERIFY_HOST
+from gpuchange.providers.watch.host import PROVIDER as WATCH_HOST
 
 PROVIDERS: tuple[Provider, ...] = (
     PREFLIGHT_HOST,
@@ -27,6 +28,7 @@ PROVIDERS: tuple[Provider, ...] = (
     BASELINE_GPU,
     STACK_APT,
     VERIFY_HOST,
+    WATCH_HOST,
 )
 
 
