@@ -91,7 +91,16 @@ def test_a_missing_fact_cannot_be_accepted_away() -> None:
 def test_preflight_asks_read_only_and_for_the_plans_mounts() -> None:
     params = {**PREFLIGHT.params().model_dump(mode="json"), "mounts": ["/data"]}
     asked = PREFLIGHT.args(view(PREFLIGHT, params=params), "apply")
-    assert asked == {"paths": ["/srv/models", "/data"], "services": ["modelserver.service"], "guard": True}
+    base = {"paths": ["/srv/models", "/data"], "services": ["modelserver.service"], "guard": True}
+    assert asked == {**base, "binaries": []}
+
+
+def test_programs_of_chosen_providers_must_be_there() -> None:
+    plan = {"backup": [{"provider": "rsync", "paths": ["/srv"], "to": "/backup"}], "stack": {"provider": "none"}}
+    seen = view(PREFLIGHT, plan=plan)
+    assert PREFLIGHT.args(seen, "apply")["binaries"] == ["rsync"]
+    verdict = PREFLIGHT.judge(seen, report(PREFLIGHT, facts={**TWO_H100, "binaries": {"rsync": ""}}))
+    assert verdict.outcome == "reject" and "rsync is not installed" in verdict.why
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from gpuchange.compat.floors import cudnn_mismatch, full_driver, too_old
 from gpuchange.compat.versions import compare
 
 Kind = Literal[
-    "facts_missing", "not_root", "low_space", "path", "mount", "no_gpu", "gpu_not_answering", "inconsistent_baseline",
-    "broken_packages", "broken_dkms", "incompatible", "fabric_manager", "clock", "no_systemd", "gpu_users", "note",
+    "facts_missing", "not_root", "program", "low_space", "path", "mount", "no_gpu", "gpu_not_answering",
+    "inconsistent_baseline", "broken_packages", "broken_dkms", "incompatible", "fabric_manager", "clock", "no_systemd",
+    "gpu_users", "note",
 ]  # fmt: skip
 NOTES: frozenset[str] = frozenset({"no_systemd", "gpu_users", "note"})
 """Kinds that are said but never stop a change."""
@@ -88,6 +89,12 @@ def _paths(facts: Mapping[str, Any], _picture: Snapshot, wish: Wish) -> Iterator
         if not row.get("is_mount"):
             over = mapping(row.get("filesystem")).get("mount", "?")
             yield Objection("mount", f"{path} is not mounted (what is there belongs to {over})")
+
+
+def _programs(facts: Mapping[str, Any], _picture: Snapshot, _wish: Wish) -> Iterator[Objection]:
+    for name, path in mapping(facts.get("binaries")).items():
+        if not path:
+            yield Objection("program", f"{name} is not installed on this host: the plan needs it")
 
 
 def _cards(facts: Mapping[str, Any], picture: Snapshot, _wish: Wish) -> Iterator[Objection]:
@@ -166,5 +173,5 @@ def _users(_facts: Mapping[str, Any], picture: Snapshot, wish: Wish) -> Iterator
 
 
 CHECKS: tuple[Callable[[Mapping[str, Any], Snapshot, Wish], Iterator[Objection]], ...] = (
-    _rights, _space, _paths, _cards, _baseline, _compatible, _fabric, _system, _users,
+    _rights, _space, _paths, _programs, _cards, _baseline, _compatible, _fabric, _system, _users,
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuchange.providers.backup.packages import PROVIDER as BACKUP_PACKAGES
+from gpuchange.providers.backup.rsync import PROVIDER as BACKUP_RSYNC
 from gpuchange.providers.baseline.gpu import PROVIDER as BASELINE_GPU
 from gpuchange.providers.contract import Provider
 from gpuchange.providers.drain.gpu_users import PROVIDER as DRAIN_GPU_USERS
@@ -22,6 +23,7 @@ PROVIDERS: tuple[Provider, ...] = (
     RECORD_HOST,
     BACKUP_PACKAGES,
     DRAIN_HOOKS,
+    BACKUP_RSYNC,
     DRAIN_HAPROXY,
     DRAIN_GPU_USERS,
     SEAL_HOST,

@@ -17,6 +17,7 @@ SEAL, RECORD = "seal/host", "record/host"
 class FactsReport(Report):
     """`facts` and `errors` by collector, the `manifest` summary, results of the GPU tests `function` and `bench`."""
 
+    machine_id: str = ""
     facts: dict[str, Any] = Field(default_factory=dict)
     errors: dict[str, str] = Field(default_factory=dict)
     manifest: dict[str, Any] | None = None

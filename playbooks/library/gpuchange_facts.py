@@ -15,12 +15,14 @@ description:
 options:
   mode: {type: str, choices: [probe, apply, undo], required: true, description: What to do.}
   owner: {type: dict, required: true, description: "change, controller, fence, reason, ticket"}
-  args: {type: dict, default: {}, description: "paths, services, space, guard, manifest, function, bench"}
+  args: {type: dict, default: {}, description: "paths, services, space, binaries, guard, manifest, function, bench"}
   step: {type: dict, default: {}, description: "phase, provider, direction"}
 author: gpuchange
 """
 EXAMPLES = "- gpuchange_facts: {mode: apply, owner: '{{ gpuchange_owner }}', args: {paths: [/srv/models]}}"
-RETURN = "report: {type: dict, returned: always, description: 'state, facts, errors, manifest, function, bench'}"
+RETURN = (
+    "report: {type: dict, returned: always, description: 'state, machine_id, facts, errors, manifest, function, bench'}"
+)
 
 import time  # noqa: E402
 from concurrent.futures import ThreadPoolExecutor  # noqa: E402
@@ -61,6 +63,7 @@ def collectors(args: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "paths": lambda: host.paths(paths),
         "services": lambda: host.units(args.get("services", [])),
         "smi": lambda: gpu.smi(float(args.get("smi_deadline_s", SMI_DEADLINE_S))),
+        "binaries": lambda: host.binaries(args.get("binaries", [])),
         "pci": gpu.pci,
         "loaded": gpu.loaded,
         "on_disk": gpu.on_disk,
@@ -121,8 +124,10 @@ def main() -> None:
             finish(module, manifest["state"], why=manifest["why"], progress=manifest.get("progress", {}))
     facts, errors = collect(args)
     if mode_of(module) == "probe":  # facts alone are not the step: doing it again costs little and repeats nothing
-        finish(module, "not_done", facts=facts, errors=errors)
-    finish(module, "done", facts=facts, errors=errors, manifest=(manifest or {}).get("summary"), **gpu_tests(args))
+        finish(module, "not_done", facts=facts, errors=errors, machine_id=facts.get("machine_id", ""))
+    summary = (manifest or {}).get("summary")
+    machine_id = facts.get("machine_id", "")
+    finish(module, "done", facts=facts, errors=errors, machine_id=machine_id, manifest=summary, **gpu_tests(args))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
 import time
 from typing import Any, Dict, Iterable, List, Optional
 
-from ansible.module_utils.gpuchange_look import read_text, run
+from ansible.module_utils.gpuchange_look import PATH, read_text, run
 
 UNIT_PATTERNS = ["nvidia-*", "nv-*", "dcgm*"]
 TIMERS = ["apt-daily.timer", "apt-daily-upgrade.timer", "unattended-upgrades.service"]
@@ -40,6 +41,11 @@ def system() -> Dict[str, Any]:
         "reboot_required": read_text("/run/reboot-required.pkgs", 4096).split(),
         "at": time.time(),
     }
+
+
+def binaries(names: Iterable[str]) -> Dict[str, str]:
+    """{program: its path, or ''} for the programs that the plan's providers need on this host."""
+    return {name: shutil.which(name, path=PATH) or "" for name in names}
 
 
 def clock() -> Dict[str, Any]:

@@ -132,6 +132,8 @@ def open_to_read(name: bytes, parent: int) -> int:
 
 def hash_handle(handle: int, entry: Entry, drop_cache: bool) -> Entry:
     """The entry with its hash; `busy` when the file would not hold still, `error` (EIO, ...) when it cannot be read."""
+    if drop_cache:
+        _drop(handle)
     try:
         for _ in range(TRIES):
             before, began = os.fstat(handle), time.time_ns()
@@ -146,9 +148,14 @@ def hash_handle(handle: int, entry: Entry, drop_cache: bool) -> Entry:
         return dict(entry, error=errno.errorcode.get(error.errno or 0, str(error.errno)))
     finally:
         if drop_cache:
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            _drop(handle)
         os.close(handle)
+
+
+def _drop(handle: int) -> None:
+    """Let the kernel forget its clean pages of this file, so that reading it comes from the disk."""
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _digest(handle: int) -> Tuple[str, int]:

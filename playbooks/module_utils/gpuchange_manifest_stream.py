@@ -16,6 +16,7 @@ SHOWN = 20  # names kept for each kind of difference
 Entry = Dict[str, Any]
 Key = Tuple[bytes, ...]
 CONTENT = ("kind", "sha256", "target", "size", "rdev")
+SAME_VERSION = ("kind", "size", "mtime_ns")
 METADATA = ("mode", "uid", "gid", "mtime_ns", "xattr", "nlink")
 
 
@@ -61,17 +62,22 @@ class Reader:
             self.file.close()
 
 
-def compare(expected: str, found: str) -> Dict[str, Any]:
-    """Differences of two manifests: counts and first names of mismatch, missing, extra, metadata, unreadable."""
-    result: Dict[str, Any] = {"checked": 0, "expected": 0, "equal": 0}
+def compare(expected: str, found: str, ignore: Tuple[str, ...] = ()) -> Dict[str, Any]:
+    """Differences of two manifests: counts and first names of mismatch, missing, extra, metadata, unreadable.
+
+    `silent` are the mismatches whose size and time are equal: damage, not a later change. `ignore`: metadata left out.
+    """
+    result: Dict[str, Any] = {"checked": 0, "expected": 0, "equal": 0, "silent": 0}
+    metadata = tuple(name for name in METADATA if name not in ignore)
     names: Dict[str, List[str]] = {kind: [] for kind in ("mismatch", "missing", "extra", "metadata", "unreadable")}
     counts = dict.fromkeys(names, 0)
     one, two = Reader(expected), Reader(found)
     while one.key is not None or two.key is not None:
-        kind, entry = _difference(one, two)
+        kind, entry = _difference(one, two, metadata)
         result["expected"] += one.key is not None and kind != "extra"
         result["checked"] += kind in ("", "mismatch", "metadata")
         result["equal"] += kind == ""
+        result["silent"] += kind == "mismatch" and all(one.entry.get(key) == entry.get(key) for key in SAME_VERSION)
         if kind:
             counts[kind] += 1
             if len(names[kind]) < SHOWN:
@@ -82,7 +88,7 @@ def compare(expected: str, found: str) -> Dict[str, Any]:
     return dict(result, **counts, names={kind: shown for kind, shown in names.items() if shown})
 
 
-def _difference(one: Reader, two: Reader) -> Tuple[str, Entry]:
+def _difference(one: Reader, two: Reader, metadata: Tuple[str, ...]) -> Tuple[str, Entry]:
     if two.key is None or (one.key is not None and one.key < two.key):
         return "missing", one.entry
     if one.key is None or two.key < one.key:
@@ -91,7 +97,7 @@ def _difference(one: Reader, two: Reader) -> Tuple[str, Entry]:
         return "unreadable", two.entry
     if any(one.entry.get(name) != two.entry.get(name) for name in CONTENT):
         return "mismatch", two.entry
-    if any(one.entry.get(name) != two.entry.get(name) for name in METADATA):
+    if any(one.entry.get(name) != two.entry.get(name) for name in metadata):
         return "metadata", two.entry
     return "", two.entry
 

@@ -30,7 +30,24 @@ class PreflightParams(Params):
 def args(view: HostView, _mode: Mode) -> dict[str, Any]:
     base = base_args(view)
     mounts = list(view.params.get("mounts") or ())
-    return {**base, "paths": list(dict.fromkeys(base["paths"] + mounts)), "guard": True}
+    paths = list(dict.fromkeys(base["paths"] + mounts))
+    return {**base, "paths": paths, "binaries": programs(view), "guard": True}
+
+
+def programs(view: HostView) -> list[str]:
+    """What the providers that the plan chooses need to find on the host."""
+    from gpuchange import providers  # the registry imports this module
+
+    chosen = {
+        (phase, name) for phase in ("backup", "drain", "change", "stack") for name in _named(view.plan.get(phase))
+    }
+    rows = [row for row in providers.PROVIDERS if (row.phase, row.name) in chosen]
+    return sorted({program for row in rows for program in row.binaries})
+
+
+def _named(part: Any) -> list[str]:
+    rows = part if isinstance(part, list | tuple) else [part]
+    return [str(row["provider"]) for row in rows if isinstance(row, dict) and "provider" in row]
 
 
 def wish(view: HostView) -> Wish:
@@ -54,7 +71,7 @@ def judge(view: HostView, report: FactsReport) -> Verdict:
     lines = tuple(row.says for row in found)
     if not against:
         return Verdict.accept(findings=lines)
-    kinds = sorted({row.kind for row in against} - {"facts_missing", "not_root"})
+    kinds = sorted({row.kind for row in against} - {"facts_missing", "not_root", "program"})
     hint = f" (to go on regardless: preflight: {{accept: [{', '.join(kinds)}]}})" if kinds else ""
     return Verdict.reject("; ".join(row.says for row in against) + hint, lines)
 
