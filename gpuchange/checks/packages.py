@@ -49,7 +49,7 @@ class Transaction(BaseModel):
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
     """A sort key: numbers by value, so that 570.86.10 comes before 570.172.08; letters after numbers, ~ before all."""
     parts = re.findall(r"\d+|~|[A-Za-z]+", version)
-    return tuple(_part(part) for part in parts)
+    return (*(_part(part) for part in parts), (0, 0, ""))
 
 
 def _part(part: str) -> tuple[int, int, str]:
