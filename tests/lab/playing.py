@@ -60,7 +60,7 @@ class Player:
             return False
 
         with tempfile.TemporaryDirectory() as folder:
-            ansible_runner.run(
+            done = ansible_runner.run(
                 private_data_dir=folder,
                 playbook=str(PLAYBOOK),
                 inventory=str(self.lab.inventory),
@@ -68,8 +68,10 @@ class Player:
                 extravars=self.variables(role, mode, args, direction),
                 event_handler=on_event,
                 quiet=True,
-                envvars={"ANSIBLE_PIPELINING": "1"},
+                envvars={"ANSIBLE_PIPELINING": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
             )
+            if said["state"] == "silent":
+                said["why"] = done.stdout.read()[-2000:]
         return said
 
     def until(self, role: str, mode: str, args: dict[str, Any], direction: str = "do") -> dict[str, Any]:

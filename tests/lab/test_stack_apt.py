@@ -17,7 +17,7 @@ STATE = "/var/lib/gpuchange"
 EVERYTHING = (
     "dpkg-query -W -f='${Package} ${Version} ${db:Status-Abbrev}\\n'; apt-mark showhold; apt-mark showauto;"
     "update-alternatives --query cuda; update-alternatives --query libcudnn; systemctl list-unit-files;"
-    "find /etc /usr /lib/modules -type f ! -path '*/__pycache__/*' | sort | xargs sha256sum"
+    "find /etc /usr /lib/modules -type f ! -path '*/__pycache__/*' -print0 | sort -z | xargs -0 sha256sum"
 )
 
 
@@ -70,13 +70,13 @@ def test_there_and_back_exactly_and_without_a_network(player: Player) -> None:
 
 
 def test_look_leaves_no_trace_and_a_second_one_finds_all_as_wanted(player: Player) -> None:
-    before = player.sh(EVERYTHING + "; find /var/lib /var/cache /run/gpuchange -type f | sort | xargs ls -l")
+    before = player.sh(EVERYTHING + "; find /var/lib /var/cache /run/gpuchange -type f -print0 | sort -z | xargs -0r ls -l")
     old = {"driver": "550.54.15", "cuda": "12.4.1", "cudnn": "9.1.0", "container_toolkit": "1.16.2"}
     look = player.until("preflight_apt", "apply", {"wanted": old})
     assert (look["state"], look["as_wanted"], look["moves"]) == ("done", True, [])
     other = player.until("preflight_apt", "apply", {"wanted": NEW})
     assert not other["as_wanted"] and other["before"]["cuda"] == "12.4.1" and other["reboot_needed"]
-    assert player.sh(EVERYTHING + "; find /var/lib /var/cache /run/gpuchange -type f | sort | xargs ls -l") == before
+    assert player.sh(EVERYTHING + "; find /var/lib /var/cache /run/gpuchange -type f -print0 | sort -z | xargs -0r ls -l") == before
 
 
 def test_a_controller_killed_in_the_middle_finds_its_transaction_again(player: Player) -> None:
