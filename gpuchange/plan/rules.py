@@ -89,9 +89,11 @@ def _repeated_text(data: Mapping[str, Any]) -> Iterator[Broken]:
     ]
     lists += [(("backup", index, "paths"), row.get("paths", ())) for index, row in enumerate(data.get("backup", ()))]
     for path, values in lists:
+        seen: set[str] = set()
         for index, value in enumerate(values):
-            if value in values[:index]:
+            if value in seen:
                 yield (*path, index), f"{value} is listed twice", "remove one of the two"
+            seen.add(value)
 
 
 RULES: tuple[Callable[[Mapping[str, Any]], Iterator[Broken]], ...] = (

@@ -34,6 +34,7 @@ _BYTES = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4} | {
 }
 _DURATION = r"(?:\d{1,5}d)?(?:\d{1,6}h)?(?:\d{1,7}m)?(?:\d{1,9}s)?"
 _SIZE = r"(\d{1,15})(Ki|Mi|Gi|Ti|k|M|G|T)?B"
+_TEXT_LIMIT = 2000
 _PERCENT = r"(\d{1,3}(?:\.\d{1,3})?)%"
 _YAML_NUMBER = r"[-+]?(?:\d[\d_]*)?(?:\.[\d_]*)?(?:[eE][-+]?\d+)?"
 _UNIT = r"[A-Za-z0-9:_.\\-]+(?:@[A-Za-z0-9:_.\\-]+)?\.(?:service|target|timer|socket|slice|scope|mount|path)"
@@ -209,6 +210,8 @@ def _host_pattern(value: str) -> str:
 
 
 def _text(value: str) -> str:
+    if len(value) > _TEXT_LIMIT:
+        refuse(f"text has {len(value)} characters, more than {_TEXT_LIMIT}", "shorten it, or write a ticket instead")
     return _plain_text(value, "text", allowed="\n\t")
 
 
