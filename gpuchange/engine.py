@@ -139,7 +139,11 @@ class Engine:
 
     def _release_markers(self) -> None:
         state = self.change.state
-        hosts = tuple(h for h, standing in state.hosts.items() if standing.ended_well and not standing.unmarked)
+        hosts = tuple(
+            host
+            for host, standing in state.hosts.items()
+            if standing.ended_well and not standing.unmarked and standing.begun
+        )
         if not hosts or not self._started:
             return
         attempt = self._new_attempt()

@@ -30,6 +30,7 @@ class StepState(NamedTuple):
     why: str = ""
     lost_waited: float = 0.0
     silent: bool = False
+    refused: bool = False  # held because the host belongs to another change or a newer controller
 
 
 UNTOUCHED = StepState()
@@ -57,7 +58,7 @@ def moved(step: StepState, event: Event, now: float) -> StepState:
         lost_waited, silent = float(data.get("waited", step.lost_waited)), bool(data.get("silent", False))
         return StepState(status, step.waited, due, attempts, step.lost + 1, unreachable, why, lost_waited, silent)
     waited = 0.0 if event.kind is Kind.RETRY else step.waited
-    return StepState(status, waited, 0.0, attempts, 0, unreachable, why)
+    return StepState(status, waited, 0.0, attempts, 0, unreachable, why, refused="refused" in data)
 
 
 class Ask(StrEnum):
@@ -133,7 +134,7 @@ class HostState:
     """
 
     __slots__ = (
-        *("name", "order", "table", "steps", "turned", "left", "touched", "unmarked"),
+        *("name", "order", "table", "steps", "turned", "ordered", "left", "touched", "unmarked"),
         *("_at", "_no", "_stance", "_undo_held", "_yes"),
     )
 
@@ -141,6 +142,7 @@ class HostState:
         self.name, self.order, self.table = name, order, table
         self.steps: dict[StepKey, StepState] = dict.fromkeys(table.keys, UNTOUCHED)
         self.turned = ""
+        self.ordered = False  # an operator, not a failure, turned it back
         self.left = False
         self.touched = 0  # steps begun that a rollback has to answer for
         self.unmarked = False  # its owner marker was given back
@@ -217,6 +219,17 @@ class HostState:
         return not self.left and (bool(self.turned) or self.stance.ask in (Ask.OPERATOR, Ask.TURN))
 
     @property
+    def begun(self) -> bool:
+        """Something beyond the barrier was started: the host may carry our owner marker."""
+        return any(self.steps[key].attempts for key in self.table.keys[self.table.barrier :])
+
+    @property
+    def refused(self) -> bool:
+        """The step it stands at was shut out by somebody else's owner marker."""
+        key = self.frontier
+        return key is not None and self.steps[key].refused
+
+    @property
     def unreachable(self) -> bool:
         """The step it stands at was last heard of as: nobody answers."""
         key = self.frontier
@@ -244,6 +257,7 @@ class HostState:
         """Fold TURNED or LEFT."""
         self.left = event.kind is Kind.LEFT
         if event.kind is Kind.TURNED:
+            self.ordered = bool(event.data.get("ordered")) and not self.turned
             self.turned = self.turned or str(event.data.get("why") or "turned back")
             self._at = len(self.table.keys) - 1
             self._undo_held = True

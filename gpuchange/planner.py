@@ -221,17 +221,19 @@ def _wake_at(state: State, now: float, end: int) -> float | None:
 
 
 def exit_code(state: State) -> int:
-    """Section 8 of the design: 6 > 5 > 3 > 4 > 1 > 0. A change that ended before its end, without a failure, is 5."""
+    """6 > 5 > 3 > 7 > 4 > 1 > 0, as docs/exit-codes.md says. A change that stopped before its end, unfailed, is 5."""
     codes = {_host_code(host, untouched=not state.counts.touched) for host in state.hosts.values()}
-    worst = next((code for code in (6, 5, 3, 4, 1) if code in codes), 0)
-    return worst or (0 if all(host.done or host.left for host in state.hosts.values()) else 5)
+    worst = next((code for code in (6, 5, 3, 7, 4, 1) if code in codes), 0)
+    return worst or (0 if all(host.done or host.left or host.rolled_back for host in state.hosts.values()) else 5)
 
 
 def _host_code(host: HostState, untouched: bool) -> int:
     if any(step.status is Status.UNDO_FAILED for step in host.steps.values()):
         return 6
     if host.rolled_back:
-        return 3
+        return 0 if host.ordered else 3
+    if host.held and host.refused and not host.touched:
+        return 7
     if host.failed and not host.touched and (untouched or not host.held):
         return 4 if host.unreachable else 1
     return 5 if host.out or (host.failed and not host.done) else 0

@@ -51,6 +51,8 @@ class World:
             return Unreachable(host, "no route")
         if fault == "failed":
             return Failed(host, "it broke")
+        if fault == "refused":
+            return Failed(host, "this host belongs to change X", refused={"kind": "locked", "by": {"change": "X"}})
         self._act(request, host)
         if fault == "silent":
             return Silent(host, "no word")

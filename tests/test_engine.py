@@ -207,7 +207,7 @@ def test_rollback_after_success(begin: Callable[..., Path]) -> None:
     home, world = begin(2), World()
     assert run(home, world) == 0
     assert engines.rollback(home, None) == ["h1", "h2"]
-    run(home, world)
+    assert run(home, world) == 0  # ordered, not failed
     assert set(statuses(home).values()) <= {Status.UNDONE, Status.DONE}
     assert not [key for key in world.done if key[1].startswith("drain")]
 
@@ -235,6 +235,12 @@ def test_another_machine_under_the_same_name_is_held(begin: Callable[..., Path])
     home, world = begin(), World(reports={"verify_host": {"machine_id": "other"}})
     assert run(home, world) == 5
     assert statuses(home)["verify/host"] == Status.HELD
+
+
+def test_a_host_of_another_change_is_exit_7(begin: Callable[..., Path]) -> None:
+    home, world = begin(2), World(faults={("h2", "preflight_host", "apply"): ["refused"]})
+    assert run(home, world) == 7
+    assert not [role for _, role, _ in world.ledger if role.startswith("drain")]
 
 
 def test_pause_ends_after_what_is_in_flight_and_resume_goes_on(begin: Callable[..., Path]) -> None:
