@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from gpuchange import providers
+from gpuchange.cli import main
 from gpuchange.errors import PlanError
 from gpuchange.phases import PHASES
 from gpuchange.plan import Plan, from_data, json_schema, load, loads, template
@@ -57,6 +58,16 @@ def test_a_bad_plan_is_refused_with_position_and_remedy(path: Path) -> None:
     assert error.exit_code == 64
     for one in (error, *error.others):
         assert one.where.startswith("plan.yaml:") and one.remedy
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_the_command_line_says_every_fault_and_ends_with_64(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(path)]) == 64
+    shown = capsys.readouterr()
+    wanted = [line.split(" ")[0] for line in path.with_suffix(".expected").read_text(encoding="utf-8").splitlines()]
+    places = [place.removeprefix("plan.yaml").rstrip(":") for place in wanted if place.startswith("plan.yaml")]
+    assert all(f"{path}{place}" in shown.err for place in places)
+    assert "Traceback" not in shown.err and shown.out == ""
 
 
 def test_there_are_enough_bad_plans_and_each_has_its_expectation() -> None:
