@@ -19,6 +19,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = group.main(arguments, prog_name="gpuchange", standalone_mode=False)
-    except BaseException as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         return failing.told(error, arguments)
     return code if isinstance(code, int) else 0

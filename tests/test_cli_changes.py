@@ -1,0 +1,198 @@
+"""The verbs that carry changes out, over fake hosts: what is printed, asked, and returned."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuchange import engine
+from gpuchange.cli import live, main
+from gpuchange.history import History
+from gpuchange.states import Event, Kind
+from tests.fleetfake import PROVIDERS, World
+
+PLAN = """\
+version: 1
+name: test
+reason: because
+inventory: inventory.yaml
+hosts: [all]
+rollout: {max_unavailable: 1, canary: 0, unreachable_timeout: 10s}
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Two fake hosts, h1 and h2, with a plan for them in the current directory."""
+    made = World()
+    monkeypatch.setattr("gpuchange.providers.PROVIDERS", PROVIDERS)
+    monkeypatch.setattr("gpuchange.engine.Engine", partial(engine.Engine, player=made.play))
+    monkeypatch.setenv("GPUCHANGE_STATE", str(tmp_path / "changes"))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+    Path("inventory.yaml").write_text("all:\n  hosts:\n    h1: {}\n    h2: {}\n")
+    Path("plan.yaml").write_text(PLAN)
+    return made
+
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_apply_shows_asks_acts_and_sums_up(world: World, capsys: Captured) -> None:
+    assert main(["apply", "plan.yaml", "--yes"]) == 0
+    out = capsys.readouterr().out
+    assert "2 to change, 0 as wanted already" in out
+    assert "h1 drain/gpu_users done" in out
+    assert "HOST  BEFORE → AFTER" in out
+    assert "done (exit 0)" in out
+    assert "most hosts out of service at once: 1" in out
+    assert main(["status"]) == 0
+    assert ": done, 2 host(s)" in capsys.readouterr().out
+
+
+def test_apply_without_a_terminal_needs_yes_and_touches_nothing(world: World, capsys: Captured) -> None:
+    assert main(["apply", "plan.yaml"]) == 64
+    assert "add --yes" in capsys.readouterr().err
+    assert not {role for _, role, _ in world.ledger} - {"preflight_host"}
+    assert main(["list"]) == 0
+    assert "no change yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["plan", "plan.yaml"], ["apply", "plan.yaml", "--dry-run"]])
+def test_a_dry_run_leaves_no_change_and_acts_on_nothing(world: World, command: list[str], capsys: Captured) -> None:
+    assert main(command) == 0
+    assert "next:      gpuchange apply plan.yaml" in capsys.readouterr().out
+    assert {request.tasks for request in world.requests if request.role != "preflight_host"} <= {"probe"}
+    assert not list(Path("changes").glob("*/journal.db"))
+
+
+def test_detailed_exitcode(world: World, capsys: Captured) -> None:
+    assert main(["plan", "plan.yaml", "--detailed-exitcode"]) == 2
+    world.reports["preflight_host"] = {"as_wanted": True}
+    assert main(["plan", "plan.yaml", "--detailed-exitcode"]) == 0
+
+
+def test_apply_when_all_is_as_wanted_does_nothing(world: World, capsys: Captured) -> None:
+    world.reports["preflight_host"] = {"as_wanted": True}
+    assert main(["apply", "plan.yaml"]) == 0
+    assert "nothing to do" in capsys.readouterr().err
+    assert main(["verify", "plan.yaml"]) == 0
+
+
+def test_verify_says_which_hosts_differ(world: World, capsys: Captured) -> None:
+    assert main(["verify", "plan.yaml"]) == 1
+    assert "not as the plan wants: h1, h2" in capsys.readouterr().err
+
+
+def test_json_is_a_version_events_and_a_summary(world: World, capsys: Captured) -> None:
+    assert main(["--json", "--yes", "apply", "plan.yaml"]) == 0
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    kinds = [item["type"] for item in said]
+    assert kinds[:2] == ["version", "preview"]
+    assert kinds.count("version") == 1
+    assert kinds[-1] == "summary"
+    assert set(kinds[2:-1]) == {"event"}
+    assert said[-1]["exit_code"] == 0
+    assert {host["stands"] for host in said[-1]["hosts"]} == {"done"}
+
+
+def test_a_failed_host_is_taken_back_and_the_next_not_begun(world: World, capsys: Captured) -> None:
+    world.faults["h1", "verify_host", "apply"] = ["failed"]
+    assert main(["apply", "plan.yaml", "--yes"]) == 3
+    out = capsys.readouterr().out
+    assert "h1 verify/host failed: it broke" in out
+    assert "h1 goes back: it broke" in out
+    assert "rolled back (exit 3)" in out
+    assert main(["status"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line[:1] == "h"}
+    assert "rolled back" in lines["h1"]
+    assert "drain/gpu_users" in lines["h2"]
+
+
+def test_unreachable_at_the_start_is_exit_4(world: World, capsys: Captured) -> None:
+    world.faults["h2", "preflight_host", "apply"] = ["unreachable"] * 2
+    assert main(["apply", "plan.yaml", "--yes"]) == 4
+    assert "h2 unreachable: no route" in capsys.readouterr().out
+    assert not {role for _, role, _ in world.ledger} - {"preflight_host"}
+
+
+def test_rollback_after_success(world: World, capsys: Captured) -> None:
+    assert main(["apply", "plan.yaml", "--yes"]) == 0
+    assert main(["rollback", "--yes"]) == 3
+    assert "rolled back" in capsys.readouterr().out
+    assert main(["rollback", "test", "nobody", "--yes"]) == 64
+    assert "not in this change: nobody" in capsys.readouterr().err
+
+
+def test_a_held_host_is_answered_and_resumed(world: World, capsys: Captured) -> None:
+    world.faults["h1", "seal_host", "apply"] = ["silent"]
+    world.faults["h1", "seal_host", "probe"] = ["failed"] * 3
+    assert main(["apply", "plan.yaml", "--yes"]) == 5
+    out = capsys.readouterr().out
+    assert "gpuchange resolve" in out
+    (directory,) = Path("changes").iterdir()
+    assert main(["resolve", directory.name, "h1", "--done"]) == 0
+    assert "gpuchange resume" in capsys.readouterr().out
+    assert main(["status"]) == 0
+    assert "answered, to be resumed" in capsys.readouterr().out
+    assert main(["resume"]) == 0
+    assert main(["resolve", directory.name, "h1", "--retry"]) == 5
+    assert "not held" in capsys.readouterr().err
+
+
+def test_abort_leaves_what_was_not_begun(world: World, capsys: Captured) -> None:
+    world.faults["h1", "verify_host", "apply"] = ["failed"]
+    assert main(["apply", "plan.yaml", "--yes"]) == 3
+    assert main(["abort", "--yes"]) == 0
+    assert "left as they are: h2" in capsys.readouterr().out
+    assert main(["status"]) == 0
+    assert "left as it stands" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_lets_what_runs_finish_and_says_how_to_go_on(
+    world: World, capsys: Captured, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    act = world.play
+
+    def play(request: Any, logs: Path) -> Any:
+        if request.role == "seal_host" and request.tasks == "apply":
+            os.kill(os.getpid(), number)
+        return act(request, logs)
+
+    monkeypatch.setattr("gpuchange.engine.Engine", partial(engine.Engine.func, player=play))  # type: ignore[attr-defined]
+    assert main(["apply", "plan.yaml", "--yes"]) == code
+    shown = capsys.readouterr()
+    assert "stopping after what runs now" in shown.err
+    assert "next: gpuchange resume" in shown.out
+    assert "h1 out of service since" in shown.out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert main(["resume"]) == 0
+
+
+def test_pause_writes_what_the_engine_reads(world: World, capsys: Captured) -> None:
+    assert main(["apply", "plan.yaml", "--yes"]) == 0
+    assert main(["pause"]) == 0
+    assert "starts nothing more" in capsys.readouterr().out
+
+
+class TestPlain:
+    def test_a_wait_is_said_once(self, capsys: Captured) -> None:
+        with live.Plain(History()) as plain:
+            for _ in range(3):
+                event = Event(Kind.AGAIN, "h1", "drain", "x", "do", data={"why": "3 sessions"}, at="2026-11-30T12:00:00Z")
+                plain._repeats(event) or plain._print("said")
+        assert capsys.readouterr().out == "said\n"
+
+    def test_silence_is_broken_by_a_heartbeat(self, capsys: Captured) -> None:
+        with live.Plain(History(), heartbeat_s=0.05) as plain:
+            plain._note(Event(Kind.STARTED, "h1", "stack", "apt", "do"))
+            plain._over.wait(0.4)
+        assert "still at work" in (out := capsys.readouterr().out)
+        assert "h1 stack/apt starts" in out
