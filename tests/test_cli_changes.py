@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuchange import engine
+from gpuchange import engine, inventory
 from gpuchange.cli import live, main
 from gpuchange.history import History
 from gpuchange.states import Event, Kind
@@ -27,18 +28,48 @@ rollout: {max_unavailable: 1, canary: 0, unreachable_timeout: 10s}
 """
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a plan for two hosts, h1 and h2, and their inventory."""
+    made = tmp_path_factory.mktemp("home")
+    (made / "inventory.yaml").write_text("all:\n  hosts:\n    h1: {}\n    h2: {}\n")
+    (made / "plan.yaml").write_text(PLAN)
+    return made
+
+
+@pytest.fixture(scope="module")
+def resolve() -> Callable[..., inventory.Inventory]:
+    """Ansible's answer about the inventory, asked for once: asking takes a second."""
+    return cache(partial(_ask, inventory.resolve))
+
+
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """Two fake hosts, h1 and h2, with a plan for them in the current directory."""
+def world(home: Path, resolve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Fake hosts behind the real engine; the working directory holds their plan."""
     made = World()
     monkeypatch.setattr("gpuchange.providers.PROVIDERS", PROVIDERS)
     monkeypatch.setattr("gpuchange.engine.Engine", partial(engine.Engine, player=made.play))
+    asked = partial(_resolved, resolve)
+    monkeypatch.setattr("gpuchange.change.inventory.resolve", asked)
     monkeypatch.setenv("GPUCHANGE_STATE", str(tmp_path / "changes"))
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.chdir(tmp_path)
-    Path("inventory.yaml").write_text("all:\n  hosts:\n    h1: {}\n    h2: {}\n")
-    Path("plan.yaml").write_text(PLAN)
+    monkeypatch.chdir(home)
     return made
+
+
+def _ask(real: Any, sources: Any, limit: Any, hosts: Any, vault_ids: Any) -> inventory.Inventory:
+    found: inventory.Inventory = real(sources, limit, hosts, vault_ids=vault_ids)
+    return found
+
+
+def _resolved(resolve: Any, sources: Any, limit: Any, hosts: Any, *, vault_ids: Any) -> inventory.Inventory:
+    found: inventory.Inventory = resolve(tuple(sources), limit, tuple(hosts), tuple(vault_ids))
+    return found
+
+
+def kept() -> list[Path]:
+    """The change directories."""
+    return sorted(Path(os.environ["GPUCHANGE_STATE"]).glob("*"))
 
 
 Captured = pytest.CaptureFixture[str]
@@ -69,7 +100,7 @@ def test_a_dry_run_leaves_no_change_and_acts_on_nothing(world: World, command: l
     assert main(command) == 0
     assert "next:      gpuchange apply plan.yaml" in capsys.readouterr().out
     assert {request.tasks for request in world.requests if request.role != "preflight_host"} <= {"probe"}
-    assert not list(Path("changes").glob("*/journal.db"))
+    assert kept() == []
 
 
 def test_detailed_exitcode(world: World, capsys: Captured) -> None:
@@ -136,7 +167,7 @@ def test_a_held_host_is_answered_and_resumed(world: World, capsys: Captured) -> 
     assert main(["apply", "plan.yaml", "--yes"]) == 5
     out = capsys.readouterr().out
     assert "gpuchange resolve" in out
-    (directory,) = Path("changes").iterdir()
+    (directory,) = kept()
     assert main(["resolve", directory.name, "h1", "--done"]) == 0
     assert "gpuchange resume" in capsys.readouterr().out
     assert main(["status"]) == 0

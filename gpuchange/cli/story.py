@@ -40,6 +40,9 @@ _SAID: dict[tuple[Kind, str], str] = {
     (Kind.ENDED, ""): "controller stops",
 }
 
+_TOLD = frozenset({Kind.NOTE, Kind.CREATED})
+"""Kinds without a reason of their own: their data is shown as it is."""
+
 QUIET = frozenset({Kind.STARTED, Kind.PROBING, Kind.CREATED, Kind.CONTROLLER, Kind.NOTE})
 """Kinds that a live log leaves out: the outcome says it again."""
 
@@ -61,9 +64,8 @@ def sentence(event: Event, took: float | None = None) -> str:
 def _reason(event: Event) -> str:
     if event.kind is Kind.ENDED:
         return f"exit {event.data.get('code', '?')}"
-    if event.kind is Kind.CREATED:
-        return f"{len(event.data.get('hosts', ()))} host(s)"
-    return str(event.data.get("why") or event.data.get("text") or "")
+    said = event.data.get("why") or event.data.get("text")
+    return str(said or ", ".join(f"{key} {value}" for key, value in event.data.items() if event.kind in _TOLD))
 
 
 _OUTCOME = {
