@@ -169,7 +169,8 @@ class Engine:
         args = {host: provider.args(self.change.view(host, step, "do"), "probe") for host in hosts}
         asked = {"phase": step.phase.name, "provider": step.provider, "direction": "do"}
         attempt = self._new_attempt()
-        return self._finish(Play(self._request(attempt, provider.role, "probe", hosts, args, asked), self._artifacts()))
+        request = self._request(attempt, provider.role, "probe", hosts, args, asked)
+        return self._finish(self.player(request, self._artifacts()))
 
     # -- deciding and starting ----------------------------------------------------------------------------------------
 

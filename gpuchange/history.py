@@ -32,7 +32,8 @@ class History:
     """Fed with each event after it was folded into the state, in order.
 
     `out_since` has the hosts that are out of service now; `out_for` adds up what is over (seconds); `begun` has the
-    time of the first intent of each step and direction; `last` each host's latest event.
+    time of the first intent of each step and direction; `last` each host's latest event;
+    `most_out` the most hosts that were out at the same time.
     """
 
     out_since: dict[str, str] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class History:
     begun: dict[StepRun, str] = field(default_factory=dict)
     took: dict[StepRun, float] = field(default_factory=dict)
     last: dict[str, Event] = field(default_factory=dict)
+    most_out: int = 0
 
     def see(self, event: Event, state: State) -> None:
         if not event.host:
@@ -59,6 +61,7 @@ class History:
         since = self.out_since.get(event.host)
         if out and since is None:
             self.out_since[event.host] = event.at
+            self.most_out = max(self.most_out, len(self.out_since))
         elif since is not None and not out:
             self.out_for[event.host] = self.out_for.get(event.host, 0.0) + seconds(since, event.at)
             del self.out_since[event.host]

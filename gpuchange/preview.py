@@ -163,7 +163,7 @@ def _until_back(steps: Sequence[Row]) -> Sequence[Row]:
 
 
 def versions(plan: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[Version, ...]:
-    """What the host has and the plan wants, for each component that either names. `record` is a record/host body."""
+    """What the host has and the plan wants, for each component that either names. `record` is a body with facts."""
     wanted, found = wanted_versions(plan), found_versions(record)
     rows = (Version(name, found.get(name, ""), wanted.get(name, "")) for name in COMPONENTS)
     return tuple(row for row in rows if row.before or row.after)

@@ -85,8 +85,6 @@ def verify(plan_path: Path, **flags: Any) -> int:
 
 def looked(plan_path: Path, reach: Connection) -> tuple[Preview, int]:
     """Looks at the hosts, prints the preview and returns it with the exit code of looking (0 = nothing in the way)."""
-    if current().json:
-        live.emit_version()
     looks = _dry_run(plan_path, reach)
     return _shown(plan_path, looks), looks.code
 

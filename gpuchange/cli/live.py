@@ -15,6 +15,7 @@ import click
 
 import gpuchange
 from gpuchange.cli import changes, story, words
+from gpuchange.cli.settings import current
 from gpuchange.history import History
 from gpuchange.planner import State
 from gpuchange.states import Event
@@ -44,11 +45,12 @@ class Ndjson:
 
 
 def emit(fields: dict[str, Any]) -> None:
-    click.echo(json.dumps(fields))
-
-
-def emit_version() -> None:
-    emit({"type": "version", "gpuchange": gpuchange.__version__, "format": FORMAT})
+    """Writes one object; before the first one of this command line, the one that says which version speaks."""
+    settings = current()
+    if not settings.spoke:
+        settings.spoke = True
+        emit({"type": "version", "gpuchange": gpuchange.__version__, "format": FORMAT})
+    words.say(json.dumps(fields))
 
 
 class Plain:

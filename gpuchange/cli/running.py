@@ -31,8 +31,12 @@ def confirm(question: str) -> None:
         raise UsageError(
             "there is no terminal to ask on", why=f"the question: {question}", remedy="look first, then add --yes"
         )
-    if not click.confirm(question, default=False, err=True):
-        raise click.Abort
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C at the question is a no
+    try:
+        if not click.confirm(question, default=False, err=True):
+            raise click.Abort
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def run(directory: Path, connection: Connection, first: Callable[[Engine], int | None] | None = None) -> int:
@@ -42,15 +46,13 @@ def run(directory: Path, connection: Connection, first: Callable[[Engine], int |
     """
     from gpuchange.engine import Engine
 
-    if current().json:
-        live.emit_version()
-    else:
+    if not current().json:
         words.warn(f"change {directory.name}")
     engine = Engine(directory, connection)
     try:
         with stopped_by_signals(engine) as caught:
             code = first(engine) if first else None
-            if code is not None:
+            if code is not None and not caught:
                 return code
             with live.progress(changes.read(directory).history, current().json) as observer:
                 engine.observers.append(observer)
@@ -85,7 +87,8 @@ def _ended(found: changes.Change, code: int) -> int:
         return code
     words.say("")
     words.say(summary_table(found))
-    for line in changes.questions(found):
+    words.say(f"most hosts out of service at once: {found.history.most_out}")
+    for line in (*changes.open_work(found), *changes.questions(found)):
         words.say(line)
     words.say(f"\n{words.heading(found.outcome)} (exit {code})\nnext: {changes.next_command(found, code)}")
     return code

@@ -17,11 +17,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass
 class Settings:
-    """`root` holds one directory a change."""
+    """`root` holds one directory a change; `spoke`: the first JSON line is out."""
 
     root: Path
     json: bool = False
     yes: bool = False
+    spoke: bool = False
 
 
 def default_root() -> Path:
