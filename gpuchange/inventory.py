@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuchange.addresses import is_ipv6
+from gpuchange.addresses import bare, is_ipv6
 from gpuchange.ansible_cli import ask
 from gpuchange.errors import InventoryError
 from gpuchange.frozen import freeze, is_inline
@@ -225,7 +225,7 @@ def _check_host(host: str, variables: Mapping[str, Any], shown: str) -> None:
     ):
         value = variables.get(name)
         if isinstance(value, str | int) and "{{" not in str(value):
-            fault = _bad_word(str(value)) or _bad_port(name, value)
+            fault = _bad_word(str(value)) or _bad_port(name, value) or _bad_brackets(str(value))
             if fault:
                 remedy = "write the bare address, user or port; ssh options belong into ansible_ssh_common_args"
                 raise InventoryError(f"{name} of {host}, {str(value)!r}, {fault}", where=shown, remedy=remedy)
@@ -239,6 +239,14 @@ def _bad_word(text: str) -> str:
     if any(char.isspace() or not char.isprintable() for char in text):
         return "holds a blank or a control character"
     return ""
+
+
+def _bad_brackets(text: str) -> str:
+    return (
+        f"stands in brackets, which ssh takes for a part of the name: write {bare(text)}"
+        if text.startswith("[")
+        else ""
+    )
 
 
 def _bad_port(name: str, value: str | int) -> str:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from gpuchange.addresses import format_host
+
 if TYPE_CHECKING:
     import paramiko
 
@@ -108,9 +110,8 @@ def _knock(address: Address) -> Reach:
         with _transport(address) as transport:
             presented = transport.get_remote_server_key()
     except (OSError, paramiko.SSHException, EOFError) as error:
-        return Reach(
-            address.name, "unreachable", f"{address.host} port {address.port}: {error or type(error).__name__}"
-        )
+        place = format_host(address.host, address.port)
+        return Reach(address.name, "unreachable", f"{place}: {error or type(error).__name__}")
     key = f"{presented.get_name()} {presented.get_base64()}"
     print_ = fingerprint(key)
     known = known_keys(address)

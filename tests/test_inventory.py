@@ -169,6 +169,7 @@ def test_a_host_removed_since_is_an_error(site: Path) -> None:
         ("gpu-01 ansible_user=-lroot", "begins with a dash"),
         ("gpu-01 ansible_port=ssh", "is not a port"),
         ("gpu-01 ansible_port=70000", "is not a port"),
+        ("gpu-01 ansible_host=[2001:db8::10]", "write 2001:db8::10"),
         ("-oProxyCommand=id", "begins with a dash"),
     ],
 )
