@@ -71,24 +71,24 @@ class State:
 
         Raises IllegalTransition, also for a host or step that is not in this change; the state is then as before.
         """
-        kind = event.kind
-        if kind not in STEP_KINDS and kind not in HOST_KINDS:
-            self._note(event)
-            return
         host = self.hosts.get(event.host)
-        if host is None or (kind in STEP_KINDS and (event.phase, event.provider) not in host.steps):
-            raise _stranger(event)
-        if kind in STEP_KINDS:
+        if event.kind in STEP_KINDS:
+            if host is None or (event.phase, event.provider) not in host.steps:
+                raise _stranger(event)
             host.step_event(event, now)
-        else:
+            self._moved[event.host] = host
+        elif event.kind in HOST_KINDS:
+            if host is None:
+                raise _stranger(event)
             host.host_event(event)
-        self._moved[event.host] = host
+            self._moved[event.host] = host
+        elif host is not None:
+            self._note(host, event)
 
-    def _note(self, event: Event) -> None:
-        host = self.hosts.get(event.host)
-        if host and event.data.get("machine_id"):
+    def _note(self, host: HostState, event: Event) -> None:
+        if event.data.get("machine_id"):
             self.machines[str(event.data["machine_id"])] = host.name
-        if host and event.data.get("unmarked"):
+        if event.data.get("unmarked"):
             host.unmarked = True
 
     @property

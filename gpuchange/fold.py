@@ -36,6 +36,7 @@ class StepState(NamedTuple):
 UNTOUCHED = StepState()
 
 _INTENTS = frozenset({Kind.STARTED, Kind.PROBING})
+_ANSWERS = frozenset({Kind.RETRY, Kind.MARKED})
 _FIRST_UNDO = frozenset({Status.DONE, Status.FAILED, Status.HELD, Status.WAITING})
 
 
@@ -46,7 +47,7 @@ def moved(step: StepState, event: Event, now: float) -> StepState:
     if event.kind in _INTENTS:
         if status is Status.UNDOING and step.status in _FIRST_UNDO:
             return StepState(status, attempts=attempts + 1, why=step.why)
-        return step._replace(status=status, due=0.0, attempts=attempts + 1)
+        return StepState(status, step.waited, 0.0, attempts + 1, *step[4:])
     data, why = event.data, str(event.data.get("why", ""))
     unreachable = bool(data.get("unreachable", step.unreachable and event.kind is Kind.HELD))
     if event.kind is Kind.AGAIN:
@@ -216,7 +217,8 @@ class HostState:
     @property
     def failed(self) -> bool:
         """Counts for stop_after_failures: held, failed, going back or rolled back, unless an operator let it be."""
-        return not self.left and (bool(self.turned) or self.stance.ask in (Ask.OPERATOR, Ask.TURN))
+        bad = bool(self.turned) or self.stance.ask in (Ask.OPERATOR, Ask.TURN)
+        return bad and not self.left and not self.done
 
     @property
     def begun(self) -> bool:
@@ -237,21 +239,25 @@ class HostState:
 
     def step_event(self, event: Event, now: float) -> None:
         """Fold one event of a step. Raises IllegalTransition."""
-        key = event.phase, event.provider
-        before, self.steps[key] = self.steps[key], moved(self.steps[key], event, now)
-        step = self.table.steps[at := self.table.index[key]]
-        if step.undoable:
-            self.touched += (before.status is Status.PENDING) - (self.steps[key].status is Status.PENDING)
-        if at < self.table.barrier and event.kind is Kind.ACCEPTED and "as_wanted" in event.data:
-            self._yes |= bool(event.data["as_wanted"])
-            self._no |= not event.data["as_wanted"]
-        if event.kind in _INTENTS:
-            self.unmarked = False
-        if event.kind is Kind.HELD:
-            self._undo_held = False
-        if event.kind in (Kind.RETRY, Kind.MARKED):
-            self.left = False  # an operator's later word replaces the earlier
+        key, kind = (event.phase, event.provider), event.kind
+        before = self.steps[key]
+        then = self.steps[key] = moved(before, event, now)
         self._stance = None
+        if key in self.table.undoable:
+            self.touched += (before.status is Status.PENDING) - (then.status is Status.PENDING)
+        if kind in _INTENTS:
+            self.unmarked = False
+        elif kind is Kind.ACCEPTED:
+            self._hear(key, event.data.get("as_wanted"))
+        elif kind is Kind.HELD:
+            self._undo_held = False
+        elif kind in _ANSWERS:
+            self.left = False  # an operator's later word replaces the earlier
+
+    def _hear(self, key: StepKey, as_wanted: bool | None) -> None:
+        if as_wanted is not None and self.table.index[key] < self.table.barrier:
+            self._yes |= as_wanted
+            self._no |= not as_wanted
 
     def host_event(self, event: Event) -> None:
         """Fold TURNED or LEFT."""

@@ -103,12 +103,16 @@ def _turns(state: State, limits: Limits) -> tuple[tuple[str, str], ...]:
     return ()
 
 
+def _refused(state: State) -> bool:
+    return state.counts.refused > 0 and not state.counts.touched
+
+
 def _end(state: State, last_phase: str) -> int:
     """The position in the table where going forward ends for now.
 
     When the barrier refused somebody, the others' barrier steps still end: all that is wrong shows at once.
     """
-    if state.counts.refused and not state.counts.touched:
+    if _refused(state):
         return state.table.barrier
     return state.table.end_of(last_phase) if last_phase else len(state.table.steps)
 
@@ -167,8 +171,7 @@ def _drain_gate(state: State, limits: Limits) -> str:
     """Why no further host may be taken out, canaries included; "" when the gate is open."""
     counts = state.counts
     if counts.at_barrier:
-        how = f"{counts.refused} of them refused" if counts.refused else "not there yet"
-        return f"{counts.at_barrier} hosts have not passed {state.table.steps[0].phase.name} ({how})"
+        return f"{counts.at_barrier} hosts have not passed {state.table.steps[0].phase.name}"
     if counts.failed >= limits.stop_after_failures:
         return f"stopped after {counts.failed} failed hosts (stop_after_failures: {limits.stop_after_failures})"
     if limits.on_failure == "change" and counts.failed:
@@ -185,6 +188,9 @@ def _gates(state: State, limits: Limits, fresh: str) -> dict[str, str]:
         f"{group.phase}/{group.provider}": f"{count} hosts wait: {_why_waiting(state, limits, fresh, group)}"
         for group, count in waiting.items()
     }
+    if _refused(state):
+        phase, counts = state.table.steps[0].phase.name, state.counts
+        gates[phase] = f"{counts.refused} of {len(state.names)} hosts did not pass: nothing is changed"
     return gates | ({"network": fresh} if fresh else {})
 
 
@@ -236,7 +242,7 @@ def _host_code(host: HostState, untouched: bool) -> int:
         return 7
     if host.failed and not host.touched and (untouched or not host.held):
         return 4 if host.unreachable else 1
-    return 5 if host.out or (host.failed and not host.done) else 0
+    return 5 if host.out or host.failed else 0
 
 
 def summary(state: State) -> dict[str, str]:

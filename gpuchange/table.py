@@ -90,6 +90,10 @@ class Table:
         return max(at for at, step in enumerate(self.steps, 1) if step.phase.name == phase)
 
     @cached_property
+    def undoable(self) -> frozenset[StepKey]:
+        return frozenset(step.key for step in self.steps if step.undoable)
+
+    @cached_property
     def barrier(self) -> int:
         """How many steps the first phase has."""
         return sum(step.phase.name == self.steps[0].phase.name for step in self.steps)

@@ -118,3 +118,28 @@ class Simulation:
         for event in events:
             self.state.apply(event, self.now)
         self.most_out = max(self.most_out, self.state.counts.out)
+
+
+class Script:
+    """A behaviour: what is written for (host, "phase direction tasks") is said in order; anything else is accepted."""
+
+    def __init__(self, lines: dict[tuple[str, str], list[Outcome]]) -> None:
+        self._lines = {key: list(outcomes) for key, outcomes in lines.items()}
+
+    def __call__(self, start: Start, host: str) -> Outcome:
+        said = self._lines.get((host, f"{start.phase} {start.direction} {start.tasks}"))
+        return said.pop(0) if said else Outcome()
+
+
+def simulated(
+    hosts: int = 3,
+    lines: dict[tuple[str, str], list[Outcome]] | None = None,
+    *,
+    orders: Iterable[Event] = (),
+    **limits: Any,
+) -> Simulation:
+    """A change of hosts h0, h1, … carried to its end; `orders` are an operator's, given before it begins."""
+    run = Simulation(full_table(), [f"h{number}" for number in range(hosts)], Limits(**limits), Script(lines or {}))
+    run.record(orders)
+    run.run()
+    return run
