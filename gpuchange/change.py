@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuchange import __version__, content, inventory
-from gpuchange.errors import InventoryError, VersionMismatch
+from gpuchange.errors import InventoryError, StaleError, VersionMismatch
 from gpuchange.journal import Journal
 from gpuchange.phases import PHASES
 from gpuchange.plan import Plan, load
@@ -166,6 +166,8 @@ class Change:
             plan = load(home / "frozen" / "plan.yaml")
             table = table_of(plan)
             _same_shape(journal.meta, table)
+            if not readonly:
+                _same_content(journal.meta, home)
             change = cls(home, plan, journal, State(table, tuple(journal.meta["hosts"])))
             now = time.monotonic()  # waits begun by another controller are waited out anew
             for event in journal.events():
@@ -244,6 +246,15 @@ class LazyBodies(Mapping[str, Mapping[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._digests)
+
+
+def _same_content(meta: Mapping[str, Any], home: Path) -> None:
+    if content.digest(home / "frozen" / "playbooks") != meta["playbooks"]:
+        raise StaleError(
+            "the playbooks of this change were altered since it began",
+            where=str(home / "frozen" / "playbooks"),
+            remedy="put them back as they were, or begin a new change",
+        )
 
 
 def _same_shape(meta: Mapping[str, Any], table: Table) -> None:

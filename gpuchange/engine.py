@@ -6,7 +6,6 @@ any change. See ARCHITECTURE.md; the planner decides what may start, judging.py 
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import time
@@ -16,11 +15,12 @@ from typing import Any
 
 from gpuchange import ssh
 from gpuchange.change import Change, Connection
-from gpuchange.errors import BeforeChangeError, NeedsOperator, UsageError
+from gpuchange.errors import BeforeChangeError
 from gpuchange.judging import Outcome, Situation, judge
 from gpuchange.observers import Observer
 from gpuchange.planner import Decision, Start, Step, decide, exit_code
 from gpuchange.player import Play, Request, end_orphans, sweep
+from gpuchange.providers.contract import Provider
 from gpuchange.reports import Evidence, Failed, Reported
 from gpuchange.states import Event, Kind, Status
 
@@ -186,19 +186,26 @@ class Engine:
         attempt = self._new_attempt()
         kind = Kind.PROBING if start.tasks == "probe" else Kind.STARTED
         self._append([self._step_event(kind, host, step, start.direction, attempt=attempt) for host in start.hosts])
-        play_row = step.play(start.direction)
-        provider, _ = self.change.provider(play_row.phase, start.provider)
-        views = {host: self.change.view(host, step, start.direction) for host in start.hosts}
-        args = {host: provider.args(view, start.tasks) for host, view in views.items()}
-        role_step = {
-            "phase": start.phase,
-            "provider": start.provider,
-            "direction": "undo" if start.aim == "undo" else "do",
-        }
-        request = self._request(attempt, provider.role, start.tasks, start.hosts, args, role_step)
+        provider, _ = self.change.provider(step.play(start.direction).phase, start.provider)
+        args = self._arguments(provider, step, start)
+        if not args:
+            return
+        role_step = {"phase": start.phase, "provider": start.provider, "direction": _aimed(start)}
+        request = self._request(attempt, provider.role, start.tasks, tuple(args), args, role_step)
         play = self.player(request, self._artifacts())
         self.plays[play.fileno()] = (play, start)
         self._selector.register(play, selectors.EVENT_READ)
+
+    def _arguments(self, provider: Provider, step: Step, start: Start) -> dict[str, dict[str, Any]]:
+        """What each host's role is given. A host whose evidence does not suffice is held; the others go on."""
+        args: dict[str, dict[str, Any]] = {}
+        for host in start.hosts:
+            try:
+                args[host] = provider.args(self.change.view(host, step, start.direction), start.tasks)
+            except Exception as error:
+                why = f"what {provider.role} needs is not in the journal ({type(error).__name__}: {error})"
+                self._append([self._step_event(Kind.HELD, host, step, start.direction, data={"why": why})])
+        return args
 
     def _new_attempt(self) -> str:
         self._attempts += 1
@@ -335,57 +342,6 @@ class Engine:
                 observer(event, self.change.state)
 
 
-def order(home: Path, entries: Sequence[Event]) -> None:
-    """Append an operator's orders to a change that no controller has open. Raises LockedError, IllegalTransition."""
-    change = Change.open(home)
-    try:
-        for event in entries:
-            change.fold(event)  # refuse what the table does not list before it is written
-        change.journal.append(list(entries))
-    finally:
-        change.journal.close()
-
-
-def rollback(home: Path, hosts: Sequence[str] | None, why: str = "ordered by the operator") -> list[str]:
-    """Order the hosts that did something (all, or the named ones) back; run the engine afterwards."""
-    change = Change.open(home, readonly=True)
-    try:
-        touched = [
-            h for h in (hosts or change.hosts) if change.state.hosts[h].touched and not change.state.hosts[h].turned
-        ]
-    finally:
-        change.journal.close()
-    order(home, [Event(Kind.TURNED, host=host, data={"why": why, "ordered": True}) for host in touched])
-    return touched
-
-
-def resolve(home: Path, host: str, answer: str) -> None:
-    """An operator's answer for a held host: retry, done, undo or leave. Raises NeedsOperator when nothing is held."""
-    change = Change.open(home, readonly=True)
-    try:
-        event = _resolution(change, host, answer)
-    finally:
-        change.journal.close()
-    order(home, [event])
-
-
-def _resolution(change: Change, host: str, answer: str) -> Event:
-    if host not in change.state.hosts:
-        raise UsageError(f"{host} is not a host of {change.id}", remedy=f"its hosts: {', '.join(change.hosts)}")
-    if answer == "leave":
-        return Event(Kind.LEFT, host=host, data={"why": "left by the operator"})
-    if answer == "undo":
-        return Event(Kind.TURNED, host=host, data={"why": "ordered by the operator"})
-    stuck = (Status.HELD, Status.FAILED, Status.UNDO_HELD, Status.UNDO_FAILED)
-    for step in change.state.table.steps:
-        status = change.state.hosts[host].steps[step.key].status
-        if status in stuck:
-            kind = Kind.RETRY if answer == "retry" else Kind.MARKED
-            direction = "undo" if status.value.startswith("undo") else "do"
-            return Event(kind, host, step.phase.name, step.provider, direction, data={"why": "by the operator"})
-    raise NeedsOperator(f"{host} is not held in {change.id}", remedy=f"see: gpuchange status {change.id}")
-
-
-def pause(home: Path) -> None:
-    """Tell the running controller, from elsewhere, to start nothing new."""
-    (home / "pause").write_text(json.dumps({"pid": os.getpid()}))
+def _aimed(start: Start) -> str:
+    """The direction in the role's own sense: release's do is drain's undo."""
+    return "undo" if start.aim == "undo" else "do"

@@ -59,7 +59,7 @@ def _reported(situation: Situation, evidence: Reported) -> Outcome:
         field_name = ".".join(str(part) for part in first["loc"])
         return _failed(situation, Failed(evidence.host, f"unreadable report: {field_name}: {first['msg']}"))
     probed = _probed(situation, report) if situation.tasks == "probe" else None
-    outcome = probed or _verdict(situation, _ask(situation, report), report)
+    outcome = probed or _verdict(situation, _ask(situation, report))
     return Outcome(outcome.kind, {**outcome.data, **_flags(evidence.report)}, evidence.report)
 
 
@@ -70,7 +70,10 @@ def _flags(report: dict[str, Any]) -> dict[str, Any]:
 def _ask(situation: Situation, report: Report) -> Verdict:
     provider = situation.provider
     undone = situation.view.direction == "undo"
-    return (provider.judge_undo if undone else provider.judge)(situation.view, report)
+    try:
+        return (provider.judge_undo if undone else provider.judge)(situation.view, report)
+    except Exception as error:  # a judge that stumbles over one host's words must not stop the others
+        return Verdict.hold(f"the report could not be judged ({type(error).__name__}: {error}); this is a defect")
 
 
 def _probed(situation: Situation, report: Report) -> Outcome | None:
@@ -82,7 +85,7 @@ def _probed(situation: Situation, report: Report) -> Outcome | None:
     return Outcome(Kind.NOT_DONE, {"why": report.why})
 
 
-def _verdict(situation: Situation, verdict: Verdict, _report: Report) -> Outcome:
+def _verdict(situation: Situation, verdict: Verdict) -> Outcome:
     data: dict[str, Any] = {"why": verdict.why}
     if verdict.findings:
         data["findings"] = list(verdict.findings)

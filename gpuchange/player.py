@@ -91,6 +91,13 @@ def runtime_root() -> Path:
     return root
 
 
+def ansible_config() -> dict[str, str]:
+    """The ansible.cfg that Ansible would find from here: a play runs in another directory. SETTINGS outrank it."""
+    here = Path.cwd() / "ansible.cfg"
+    trusted = here.is_file() and not Path.cwd().stat().st_mode & 0o002  # Ansible ignores a world-writable place too
+    return {"ANSIBLE_CONFIG": str(here)} if trusted and "ANSIBLE_CONFIG" not in os.environ else {}
+
+
 def environment(attempt: str) -> dict[str, str]:
     """The allow-listed environment of a play: the controller's other variables stay out of every file and host."""
     kept = {name: os.environ[name] for name in ALLOWED if name in os.environ}
@@ -101,6 +108,7 @@ def environment(attempt: str) -> dict[str, str]:
     control = str(runtime_root() / "cp")
     return {
         **kept,
+        **ansible_config(),
         **SETTINGS,
         "PATH": path,
         "PYTHONPATH": python_path,

@@ -12,6 +12,7 @@ import pytest
 
 from gpuchange import change as changes
 from gpuchange import engine as engines
+from gpuchange import orders
 from gpuchange.change import Change, Connection
 from gpuchange.errors import NeedsOperator, UsageError
 from gpuchange.states import Event, Kind, Status
@@ -206,7 +207,7 @@ def test_crash_in_the_middle_of_a_rollback(begin: Callable[..., Path]) -> None:
 def test_rollback_after_success(begin: Callable[..., Path]) -> None:
     home, world = begin(2), World()
     assert run(home, world) == 0
-    assert engines.rollback(home, None) == ["h1", "h2"]
+    assert orders.rollback(home, None) == ["h1", "h2"]
     assert run(home, world) == 0  # ordered, not failed
     assert set(statuses(home).values()) <= {Status.UNDONE, Status.DONE}
     assert not [key for key in world.done if key[1].startswith("drain")]
@@ -216,12 +217,12 @@ def test_resolve_retry_done_undo_leave(begin: Callable[..., Path]) -> None:
     faults = {("h1", "drain_gpu_users", "apply"): ["silent"], ("h1", "drain_gpu_users", "probe"): ["failed"]}
     home, world = begin(), World(faults=faults)
     assert run(home, world) == 5
-    engines.resolve(home, "h1", "retry")
+    orders.resolve(home, "h1", "retry")
     assert run(home, world) == 0
     with pytest.raises(NeedsOperator):
-        engines.resolve(home, "h1", "done")
+        orders.resolve(home, "h1", "done")
     with pytest.raises(UsageError):
-        engines.resolve(home, "h9", "retry")
+        orders.resolve(home, "h9", "retry")
 
 
 def test_two_names_for_one_machine_are_refused(begin: Callable[..., Path]) -> None:
@@ -248,7 +249,7 @@ def test_pause_ends_after_what_is_in_flight_and_resume_goes_on(begin: Callable[.
 
     def observer(event: Event, _state: Any) -> None:
         if event.phase == "drain" and event.kind == Kind.STARTED:
-            engines.pause(home)
+            orders.pause(home)
 
     run(home, world, observers=[observer])
     assert statuses(home)["drain/gpu_users"] == Status.DONE

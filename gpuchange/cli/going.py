@@ -28,7 +28,7 @@ def resume(change: str | None, **flags: Any) -> int:
 @common
 def rollback(change: str | None, hosts: tuple[str, ...], **flags: Any) -> int:
     """Take CHANGE back on HOSTS (default: all it has touched), one at a time, and prove it."""
-    from gpuchange import engine
+    from gpuchange import orders
 
     directory = changes.find(current().root, change)
     found = changes.read(directory)
@@ -36,7 +36,7 @@ def rollback(change: str | None, hosts: tuple[str, ...], **flags: Any) -> int:
     if unknown:
         raise UsageError(f"not in this change: {', '.join(unknown)}", remedy=f"gpuchange status {directory.name}")
     running.confirm(f"take {directory.name} back on {', '.join(hosts) or 'every host it has touched'}?")
-    engine.rollback(directory, list(hosts) or None)
+    orders.rollback(directory, list(hosts) or None)
     return running.run(directory, connection(**flags))
 
 
@@ -53,14 +53,14 @@ ANSWERS = ("retry", "done", "undo", "leave")
 @common
 def resolve(change: str, host: str, answer: str | None) -> None:
     """Answer for HOST of CHANGE, which waits for a human. Then: gpuchange resume CHANGE."""
-    from gpuchange import engine
+    from gpuchange import orders
 
     if answer not in ANSWERS:
         raise UsageError("one of --retry, --done, --undo, --leave is needed", remedy="gpuchange resolve --help")
     directory = changes.find(current().root, change)
     if host not in changes.read(directory).hosts:
         raise UsageError(f"{host} is not in this change", remedy=f"gpuchange status {directory.name}")
-    engine.resolve(directory, host, answer)
+    orders.resolve(directory, host, answer)
     words.say(f"noted: {host} {answer}\nnext: gpuchange resume {directory.name}")
 
 
@@ -69,10 +69,10 @@ def resolve(change: str, host: str, answer: str | None) -> None:
 @common
 def pause(change: str | None) -> None:
     """Let the plays of CHANGE that run now finish, and start no more; its controller then ends."""
-    from gpuchange import engine
+    from gpuchange import orders
 
     directory = changes.find(current().root, change)
-    engine.pause(directory)
+    orders.pause(directory)
     words.say(f"{directory.name}: starts nothing more\nnext: gpuchange status {directory.name}; then gpuchange resume")
 
 
@@ -81,14 +81,14 @@ def pause(change: str | None) -> None:
 @common
 def abort(change: str | None) -> None:
     """End CHANGE: hosts not yet begun are left as they are. Hosts in work stay in work: resume or roll them back."""
-    from gpuchange import engine
+    from gpuchange import orders
     from gpuchange.states import Event, Kind
 
     directory = changes.find(current().root, change)
     found = changes.read(directory)
     idle = [h for h in found.hosts if not found.state.hosts[h].touched and not found.state.hosts[h].finished]
     running.confirm(f"leave {len(idle)} host(s) of {directory.name} as they are, for good?")
-    engine.order(directory, [Event(Kind.LEFT, host=host, data={"why": "aborted by the operator"}) for host in idle])
+    orders.order(directory, [Event(Kind.LEFT, host=host, data={"why": "aborted by the operator"}) for host in idle])
     words.say(f"left as they are: {', '.join(idle) or 'none'}")
     busy = [host for host in found.hosts if host not in idle and not found.state.hosts[host].finished]
     if busy:

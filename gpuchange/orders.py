@@ -1,0 +1,68 @@
+"""What an operator orders of a change that no controller has open: rollback, resolve; and pause, of one that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpuchange.change import Change
+from gpuchange.errors import NeedsOperator, UsageError
+from gpuchange.states import Event, Kind, Status
+
+
+def order(home: Path, entries: Sequence[Event]) -> None:
+    """Append an operator's orders to a change that no controller has open. Raises LockedError, IllegalTransition."""
+    change = Change.open(home)
+    try:
+        for event in entries:
+            change.fold(event)  # refuse what the table does not list before it is written
+        change.journal.append(list(entries))
+    finally:
+        change.journal.close()
+
+
+def rollback(home: Path, hosts: Sequence[str] | None, why: str = "ordered by the operator") -> list[str]:
+    """Order the hosts that did something (all, or the named ones) back; run the engine afterwards."""
+    change = Change.open(home, readonly=True)
+    try:
+        touched = [
+            h for h in (hosts or change.hosts) if change.state.hosts[h].touched and not change.state.hosts[h].turned
+        ]
+    finally:
+        change.journal.close()
+    order(home, [Event(Kind.TURNED, host=host, data={"why": why, "ordered": True}) for host in touched])
+    return touched
+
+
+def resolve(home: Path, host: str, answer: str) -> None:
+    """An operator's answer for a held host: retry, done, undo or leave. Raises NeedsOperator when nothing is held."""
+    change = Change.open(home, readonly=True)
+    try:
+        event = _resolution(change, host, answer)
+    finally:
+        change.journal.close()
+    order(home, [event])
+
+
+def _resolution(change: Change, host: str, answer: str) -> Event:
+    if host not in change.state.hosts:
+        raise UsageError(f"{host} is not a host of {change.id}", remedy=f"its hosts: {', '.join(change.hosts)}")
+    if answer == "leave":
+        return Event(Kind.LEFT, host=host, data={"why": "left by the operator"})
+    if answer == "undo":
+        return Event(Kind.TURNED, host=host, data={"why": "ordered by the operator"})
+    stuck = (Status.HELD, Status.FAILED, Status.UNDO_HELD, Status.UNDO_FAILED)
+    for step in change.state.table.steps:
+        status = change.state.hosts[host].steps[step.key].status
+        if status in stuck:
+            kind = Kind.RETRY if answer == "retry" else Kind.MARKED
+            direction = "undo" if status.value.startswith("undo") else "do"
+            return Event(kind, host, step.phase.name, step.provider, direction, data={"why": "by the operator"})
+    raise NeedsOperator(f"{host} is not held in {change.id}", remedy=f"see: gpuchange status {change.id}")
+
+
+def pause(home: Path) -> None:
+    """Tell the running controller, from elsewhere, to start nothing new."""
+    (home / "pause").write_text(json.dumps({"pid": os.getpid()}))
