@@ -28,13 +28,13 @@ lint: $(STAMP)
 	ansible-lint --offline -q
 
 fast: $(STAMP)
-	pytest -m 'not lab' --cov=gpuchange --cov-report=term:skip-covered
+	python -m pytest -m 'not lab' --cov=gpuchange --cov-report=term:skip-covered
 
 check: lint fast  ## everything that needs neither root nor network
 
 test: check  ## check, then the tests on real lab hosts (root; about 20 minutes)
 	gpuchange lab build --install-tools
-	pytest -m lab
+	python -m pytest -m lab
 
 demo: $(STAMP)  ## a driver change on three lab hosts under load: 0 failed requests
 	demo/run

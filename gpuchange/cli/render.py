@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -15,23 +16,44 @@ _SIGN = {"+": "green", "~": "yellow", "!": "red", "=": None}
 
 def preview_text(preview: Preview, next_command: str) -> str:
     lines = [words.heading(f"{words.clean(preview.name)}: {len(preview.hosts)} host(s)"), ""]
-    for host in preview.hosts:
-        lines += [*_host(host), ""]
+    for alike in _groups(preview.hosts):
+        lines += [*_host(alike), ""]
     return "\n".join([*lines, *_footer(preview, next_command)])
 
 
-def _host(host: HostPreview) -> Iterator[str]:
-    yield words.heading(words.clean(host.host)) + (" as wanted already: nothing to do" if host.as_wanted else "")
+def _groups(hosts: Sequence[HostPreview]) -> Iterator[list[HostPreview]]:
+    """Hosts to which the same would happen, together: a fleet of a hundred is read in one screen."""
+    groups: dict[tuple[object, ...], list[HostPreview]] = {}
+    for host in hosts:
+        said = tuple(_without_names(host.host, line) for line in (*host.problems, *_said(host)))
+        key = (host.versions, host.as_wanted, host.no_return, said)
+        groups.setdefault(key, []).append(host)
+    yield from groups.values()
+
+
+def _without_names(host: str, line: str) -> str:
+    return re.sub(r"\bpid \d+", "pid", line.replace(host, ""))
+
+
+def _said(host: HostPreview) -> list[str]:
+    """What the steps say, each line once (at the last step that says it), without what the head shows already."""
+    known = {f"{version.component.replace('_', ' ')}: {version.before}" for version in host.versions}
+    lines = {line: step for step in host.steps for line in step.lines if line not in known}
+    return [f"{step.phase}/{step.provider}: {line}" for line, step in lines.items()]
+
+
+def _host(alike: Sequence[HostPreview]) -> Iterator[str]:
+    host = alike[0]
+    names = words.clean(", ".join(one.host for one in alike))
+    yield words.heading(names) + (": as wanted already, nothing to do" if host.as_wanted else "")
     for version in host.versions:
         yield _version(version.component, version.before, version.after, version.changes)
     for problem in host.problems:
         yield _signed("!", problem)
     if host.as_wanted or host.problems:
         return
-    for step in host.steps:
-        for line in step.lines:
-            yield f"    {step.phase}/{step.provider}: {words.clean(line)}"
-    yield f"    out of service for about {words.duration(host.downtime_s)} (estimate)"
+    yield from (f"    {words.clean(line)}" for line in _said(host))
+    yield f"    out of service for about {words.duration(host.downtime_s)} each (estimate)"
     yield from _no_return(host)
 
 
