@@ -105,7 +105,7 @@ def test_a_reboot_that_never_comes_is_held_not_awaited_for_ever() -> None:
 
 
 def test_going_back_is_judged_as_installed() -> None:
-    restored = {"state": "not_done", "why": "rebooted, but the card is gone", "rebooted": True, "installed": {"a": "1"}}
+    restored = {"state": "not_done", "why": "rebooted, but the card is gone", "installed": {"a": "1"}}
     assert judge_undo(view(direction="undo"), AptStackReport(**restored, left=0)).outcome == "accept"
     assert judge_undo(view(direction="undo"), AptStackReport(**restored, left=1)).outcome == "reject"
 

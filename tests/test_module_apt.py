@@ -134,6 +134,15 @@ def test_what_only_dpkg_knows_is_not_offered() -> None:
     assert "not offered" in choose({"nccl": "2.26.2"}, offer(*rows), {}).problems[0]
 
 
+def test_a_foreign_architecture_is_a_package_of_its_own() -> None:
+    rows = [*driver_packages("570.172.08"), *driver_packages("570.172.08")]
+    foreign = package("libnvidia-compute-570", "570.172.08-0ubuntu1").replace("amd64", "i386")
+    have = {**installed("550.54.15"), "libnvidia-compute-550:i386": "550.54.15-0ubuntu1"}
+    choice = choose({"driver": "570.172.08"}, offer(*rows, foreign), have)
+    assert choice.problems == [] and choice.renamed["libnvidia-compute-550:i386"] == "libnvidia-compute-570:i386"
+    assert "libnvidia-compute-570:i386" in choice.install and "libnvidia-compute-550:i386" in choice.remove
+
+
 def test_versions() -> None:
     assert upstream("1:570.172.08-0ubuntu1") == "570.172.08"
     assert matches("9.8.0", "9.8.0.87-1") and not matches("9.8", "9.80.0-1") and not matches("57", "570.1.1-1")

@@ -38,7 +38,7 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
     state_path,
     write_atomic,
 )
-from ansible.module_utils.gpuchange_packages import installed  # noqa: E402
+from ansible.module_utils.gpuchange_packages import installed, native_architecture  # noqa: E402
 from ansible.module_utils.gpuchange_store import Store  # noqa: E402
 from ansible.module_utils.gpuchange_unit import forget_unit, host_unit, install_script, unit_name, unit_state  # noqa: E402
 
@@ -61,7 +61,7 @@ def collect(module: AnsibleModule, store: Store, wanted: list[list[str]]) -> dic
     if unit_state(name)["state"] == "lost":
         forget_unit(name)
     job = name.file("job")
-    write_atomic(job, {"store": store.folder, "wanted": wanted, "env": apt.env})
+    write_atomic(job, {"store": store.folder, "wanted": wanted, "native": native_architecture(), "env": apt.env})
     argv = [sys.executable, "-I", install_script(module, gpuchange_debs_unit), job]
     done = host_unit(module, "fetch", argv, wait_s=35.0, deadline_s=7200.0)
     if done["state"] == "finished":

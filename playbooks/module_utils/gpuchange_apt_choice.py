@@ -32,26 +32,30 @@ MAIN_PATTERNS = (r"nvidia-driver(-\d{3}.*)?", r"nvidia-headless-.*", r"cuda-driv
 RELATION = re.compile(r"([a-z0-9][a-z0-9.+-]*)(?::\w+)?(?:\s*\((<<|<=|=|>=|>>)\s*([^)]+)\))?")
 
 
-def parse_show(text: str) -> List[Record]:
-    """`apt-cache show NAME...` → one record for each name and version, offered if some list (not just dpkg) has it."""
+def parse_show(text: str, native: str = "amd64") -> List[Record]:
+    """`apt-cache show NAME...` → one record for each name and version, offered if some list (not just dpkg) has it.
+
+    Packages of a foreign architecture are called name:arch, as dpkg and apt-get call them.
+    """
     found: Dict[Tuple[str, str], Record] = {}
     for paragraph in text.split("\n\n"):
         fields = dict(re.findall(r"^([A-Za-z0-9-]+): (.*)$", paragraph, flags=re.M))
         if "Package" not in fields or "Version" not in fields:
             continue
-        key = (fields["Package"], fields["Version"])
-        record = found.setdefault(key, _record(fields))
+        record = _record(fields, native)
+        record = found.setdefault((record["name"], record["version"]), record)
         if fields.get("Filename"):
             record.update(offered=True, size=int(fields.get("Size", 0)), sha256=fields.get("SHA256", ""))
     return list(found.values())
 
 
-def _record(fields: Dict[str, str]) -> Record:
+def _record(fields: Dict[str, str], native: str) -> Record:
     depends = ",".join(fields.get(name, "") for name in ("Pre-Depends", "Depends"))
+    arch = fields.get("Architecture", native)
     return {
-        "name": fields["Package"],
+        "name": fields["Package"] if arch in (native, "all") else "%s:%s" % (fields["Package"], arch),
         "version": fields["Version"],
-        "arch": fields.get("Architecture", ""),
+        "arch": arch,
         "depends": [_relation(part) for part in depends.split(",") if part.strip()],
         "installed_size": int(fields.get("Installed-Size", 0)) * 1024,
         "size": 0,
@@ -204,7 +208,7 @@ def driver_numbers(installed: Installed) -> Dict[str, List[str]]:
 
 
 def _branch_token(name: str) -> str:
-    match = re.search(r"-(\d{3})(?=-|$)", name)
+    match = re.search(r"-(\d{3})(?=[-:]|$)", name)
     return match.group(1) if match else ""
 
 
@@ -267,7 +271,7 @@ def _main_of(old: Dict[str, str]) -> str:
 def _renamed(name: str, number: str, new_number: str, branch: str) -> str:
     name = name.replace(number, new_number) if number else name
     old_branch = number.partition(".")[0]
-    return re.sub(r"-%s(?=-|$)" % re.escape(old_branch), "-" + branch, name) if old_branch else name
+    return re.sub(r"-%s(?=[-:]|$)" % re.escape(old_branch), "-" + branch, name) if old_branch else name
 
 
 # ------------------------------------------------------------------------------- CUDA, cuDNN, containers

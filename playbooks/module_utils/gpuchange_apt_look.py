@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
-from typing import Any, Dict, Iterable, List, Tuple
+from typing import Any, Dict, Iterable, List, Set, Tuple
 
 from ansible.module_utils.gpuchange_apt_choice import (
-    DRIVER_CORE,
+    DRIVER_FAMILY,
     Choice,
     Offer,
     choose,
-    driver_numbers,
     installed_driver,
     upstream,
 )
@@ -43,10 +42,10 @@ class Facts:
 def examine(apt: PrivateApt, wanted: Dict[str, str], cuda_select: bool = False) -> Dict[str, Any]:
     """The preflight report's body: choice, transaction, what is in the way (problems) and worth knowing (findings)."""
     facts = Facts()
-    offer = apt.offer(set(apt.names()) | set(facts.stack))
+    offer = apt.offer(_names_to_ask(apt.names(), facts.stack))
     choice = choose(wanted, offer, facts.stack)
     moves, why = apt.simulate(targets_of(choice.install, choice.remove)) if not choice.problems else ([], "")
-    records = {(record["name"], record["version"]): record for record in apt.records(_names(moves))}
+    records = {(record["name"], record["version"]): record for record in apt.records(move["name"] for move in moves)}
     sizes = _sizes(moves, records)
     turn = cuda_turn(choice.mains, alternatives(), cuda_select)
     problems = choice.problems + _problems(facts, choice, moves, why) + _space_problems(sizes, moves)
@@ -65,8 +64,12 @@ def examine(apt: PrivateApt, wanted: Dict[str, str], cuda_select: bool = False) 
     }
 
 
-def _names(moves: Iterable[Move]) -> List[str]:
-    return sorted({move["name"].partition(":")[0] for move in moves})
+def _names_to_ask(offered: Iterable[str], stack: Dict[str, str]) -> Set[str]:
+    """Every name of the stack, and again for each foreign architecture of which the host has driver packages."""
+    names = set(offered) | set(stack)
+    foreign = {name.partition(":")[2] for name in stack if ":" in name}
+    plain = {name for name in names if ":" not in name and DRIVER_FAMILY.fullmatch(name)}
+    return names | {"%s:%s" % (name, arch) for name in plain for arch in foreign}
 
 
 def _transaction(choice: Choice, moves: List[Move]) -> Dict[str, Any]:
@@ -140,7 +143,7 @@ def _secure_boot_problem() -> List[str]:
 
 def _sizes(moves: List[Move], records: Dict[Tuple[str, str], Dict[str, Any]]) -> Dict[str, int]:
     def total(field: str, side: str) -> int:
-        return sum(int(records.get((move["name"].partition(":")[0], move[side]), {}).get(field, 0)) for move in moves)
+        return sum(int(records.get((move["name"], move[side]), {}).get(field, 0)) for move in moves)
 
     return {
         "download": total("size", "to"),
@@ -182,7 +185,7 @@ def _not_obtainable(moves: List[Move], records: Dict[Tuple[str, str], Dict[str, 
         "%s %s" % (move["name"], move["from"])
         for move in moves
         if move["from"]
-        and not records.get((move["name"].partition(":")[0], move["from"]), {}).get("offered")
+        and not records.get((move["name"], move["from"]), {}).get("offered")
         and not cached_debs(move["name"], move["from"])
     ]
 
@@ -238,9 +241,3 @@ def _is_active(unit: str) -> bool:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())[:300]
-
-
-def mixed_driver(stack: Dict[str, str]) -> Dict[str, List[str]]:
-    """The installed driver by version where it is of several; {} when it is of one piece."""
-    numbers = driver_numbers({name: version for name, version in stack.items() if DRIVER_CORE.fullmatch(name)})
-    return numbers if len(numbers) > 1 else {}

@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterable, List, Tuple
 
 from ansible.module_utils.gpuchange_apt_choice import Choice, Offer, Record, parse_show
 from ansible.module_utils.gpuchange_host import run, write_atomic
-from ansible.module_utils.gpuchange_packages import is_stack, parse_policy
+from ansible.module_utils.gpuchange_packages import is_stack, native_architecture, parse_policy
 
 HOOKS = re.compile(r"(APT::Update::(Pre|Post)-Invoke|DPkg::(Pre|Post)-Invoke|DPkg::Pre-Install-Pkgs|APT::Periodic).*")
 OWN = re.compile(r"Dir::(Etc::(parts|main)|Cache|State::lists)\b.*", re.IGNORECASE)
@@ -69,7 +69,8 @@ class PrivateApt:
         listed = sorted(names)
         if not listed:
             return []
-        return parse_show(run(["apt-cache", "show", *listed], timeout=60, env=self.env, limit=LIMIT)[1])
+        text = run(["apt-cache", "show", *listed], timeout=60, env=self.env, limit=LIMIT)[1]
+        return parse_show(text, native_architecture())
 
     def policy(self, names: Iterable[str]) -> Dict[str, Dict[str, Any]]:
         listed = sorted(names)
@@ -127,7 +128,7 @@ def strangers(moves: List[Move], choice: Choice) -> List[str]:
     """What the transaction would remove or change beyond the chosen set; new dependencies are no strangers."""
     found = []
     for move in moves:
-        name = move["name"].partition(":")[0]
+        name = move["name"]
         if not move["to"] and name not in choice.remove:
             found.append("%s %s would be removed" % (move["name"], move["from"]))
         elif move["to"] and move["from"] and name not in choice.install:

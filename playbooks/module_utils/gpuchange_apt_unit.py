@@ -85,8 +85,11 @@ def block_upgrades(record: str) -> None:
     if not has_systemd():
         return
     if not os.path.exists(record):
-        write(record, {"active": [unit for unit in active_units() if unit not in RUNNERS]})
-    run(["systemctl", "mask", "--runtime", "--quiet", *AUTOMATIC])
+        enabled = {unit: output(["systemctl", "is-enabled", unit]).strip() for unit in AUTOMATIC}
+        blocked = [unit for unit, state in enabled.items() if state and not state.startswith("masked")]
+        write(record, {"active": [unit for unit in active_units() if unit not in RUNNERS], "blocked": blocked})
+    if read(record)["blocked"]:
+        run(["systemctl", "mask", "--runtime", "--quiet", *read(record)["blocked"]])
     timers = [unit for unit in active_units() if unit.endswith(".timer")]
     if timers:
         run(["systemctl", "stop", *timers])
@@ -96,11 +99,11 @@ def give_back_upgrades(record: str) -> None:
     """Undo block_upgrades; safe to run twice, and after a reboot (which has undone the masks by itself)."""
     if not os.path.exists(record):
         return
-    with open(record, encoding="utf-8") as file:
-        was_active = json.load(file)["active"]
-    run(["systemctl", "unmask", "--runtime", "--quiet", *AUTOMATIC])
-    if was_active:
-        run(["systemctl", "start", "--no-block", *was_active])
+    found = read(record)
+    if found["blocked"]:
+        run(["systemctl", "unmask", "--runtime", "--quiet", *found["blocked"]])
+    if found["active"]:
+        run(["systemctl", "start", "--no-block", *found["active"]])
     os.unlink(record)
 
 
@@ -147,6 +150,11 @@ def purge_leftovers(names: list[str]) -> None:
         run(["dpkg", "--purge", *gone])
 
 
+def read(path: str) -> dict[str, Any]:
+    with open(path, encoding="utf-8") as file:
+        return dict(json.load(file))
+
+
 def write(path: str, data: dict[str, Any]) -> None:
     descriptor, temporary = tempfile.mkstemp(prefix=".", dir=os.path.dirname(path))
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -190,8 +198,7 @@ def put_right(job: dict[str, Any]) -> Iterator[None]:
 
 
 def main(path: str) -> int:
-    with open(path, encoding="utf-8") as file:
-        job = json.load(file)
+    job = read(path)
     with put_right(job):
         block_upgrades(job["given_back"])
         return transact(job)

@@ -1,8 +1,8 @@
 """Collects exact .deb files into a change's package store, run inside a host unit. Self-contained.
 
-Usage: gpuchange_debs_unit.py JOB.json, with {store, wanted: [[name, version]], env (a private apt)}. Sources in order:
-the store itself, apt's cache, the package lists (fetched privately), dpkg-repack. Every file is read back, checked and
-hashed; manifest.json lists {"name=version": {file, sha256, size, source}} and what was missing.
+Usage: gpuchange_debs_unit.py JOB.json, with {store, wanted: [[name, version]], native: architecture, env: private apt}.
+Sources in order: the store itself, apt's cache, the package lists (fetched privately), dpkg-repack. Every file is read
+back, checked and hashed; manifest.json lists {"name=version": {file, sha256, size, source}} and what was missing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,19 @@ def run(argv: list[str], env: dict[str, str], folder: str) -> int:
     return subprocess.call(argv, env=dict(os.environ, **env), cwd=folder, stdin=subprocess.DEVNULL)
 
 
-def fields(path: str) -> tuple[str, str]:
-    """(name, version) that a .deb says of itself; ("", "") when it cannot be read to its end."""
+def fields(path: str, native: str) -> tuple[str, str]:
+    """(name, version) of a .deb, a foreign one as name:arch; ("", "") when it cannot be read to its end."""
     checked = subprocess.run(
-        ["dpkg-deb", "-f", path, "Package", "Version"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False
+        ["dpkg-deb", "-f", path, "Package", "Version", "Architecture"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=False,
     )
     readable = subprocess.call(["dpkg-deb", "-c", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
     said = dict(line.split(": ", 1) for line in checked.stdout.decode().splitlines() if ": " in line)
-    return (said.get("Package", ""), said.get("Version", "")) if readable else ("", "")
+    arch = said.get("Architecture", native)
+    suffix = "" if arch in (native, "all") else ":" + arch
+    return (said.get("Package", "") + suffix, said.get("Version", "")) if readable else ("", "")
 
 
 def sha256(path: str) -> str:
@@ -54,7 +59,7 @@ def write(path: str, data: dict[str, Any]) -> None:
 
 class Collector:
     def __init__(self, job: dict[str, Any]) -> None:
-        self.store, self.env = job["store"], job["env"]
+        self.store, self.env, self.native = job["store"], job["env"], job["native"]
         self.wanted = [(name, version) for name, version in job["wanted"]]
         self.manifest_path = os.path.join(self.store, "manifest.json")
         self.files: dict[str, dict[str, Any]] = {}
@@ -76,14 +81,14 @@ class Collector:
 
     def take(self, folder: str, source: str, move: bool) -> None:
         """Adopt every wanted .deb that lies in `folder`."""
-        wanted = {(name.partition(":")[0], version): name for name, version in self.missing()}
-        stems = {name for name, _ in wanted}
+        wanted = set(self.missing())
+        stems = {name.partition(":")[0] for name, _ in wanted}
         for path in sorted(glob.glob(os.path.join(folder, "*.deb"))):
             if os.path.basename(path).split("_")[0] not in stems:
                 continue
-            found = fields(path)
+            found = fields(path, self.native)
             if found in wanted:
-                self.adopt("%s=%s" % (wanted[found], found[1]), path, source, move)
+                self.adopt("%s=%s" % found, path, source, move)
 
     def adopt(self, key: str, path: str, source: str, move: bool) -> None:
         target = os.path.join(self.store, os.path.basename(path))

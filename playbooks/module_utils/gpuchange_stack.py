@@ -20,8 +20,10 @@ from ansible.module_utils.gpuchange_driver import (
 from ansible.module_utils.gpuchange_host import (
     args_of,
     boot_id,
+    change_of,
     direction_of,
     finish,
+    phase_of,
     read_json,
     run,
     save_once,
@@ -30,7 +32,14 @@ from ansible.module_utils.gpuchange_host import (
 )
 from ansible.module_utils.gpuchange_packages import alternatives, audit, installed, marks
 from ansible.module_utils.gpuchange_store import Store
-from ansible.module_utils.gpuchange_unit import host_unit, install_script, unit_name, unit_state
+from ansible.module_utils.gpuchange_unit import (
+    UnitName,
+    host_unit,
+    install_script,
+    unit_name,
+    unit_state,
+    wait_for_unit,
+)
 
 BEFORE = "stack-before.json"
 GIVEN_BACK = "stack-automatic-upgrades.json"
@@ -136,13 +145,14 @@ class Walk:
         if self.target.driver and loaded_version() != self.target.driver:
             waiting = self._boot_before() == boot_id()
             state, why = ("running", NOT_YET) if waiting else ("not_done", "the wanted driver is not loaded")
-            self.end(state, why)
+            self.end(state, why, rebooting=waiting)
         self.end("not_done" if audit() else "done")
 
     # --------------------------------------------------------------------------------------- the packages
 
     def packages(self) -> None:
         """Bring the packages to the target by one transaction; ends the module while it runs or when it failed."""
+        self._await_other_direction()
         for step in STEPS:
             self._attend(step)
         if self.target.remaining():
@@ -153,6 +163,20 @@ class Walk:
         if self._state("complete") != "absent" or self._state("repair") != "absent":
             self.repaired.append("previous attempt was interrupted inside dpkg; repaired with configure -a")
         self._put_right()
+
+    def _await_other_direction(self) -> None:
+        """Turned back in the middle: what the other direction has set going must have ended before this one acts."""
+        for name in [self._other(step) for step in STEPS]:
+            if unit_state(name)["state"] == "running" and wait_for_unit(name, 30.0)["state"] == "running":
+                self.end("running", "the transaction of the other direction still runs (%s)" % name.unit)
+        reboot = self._other("reboot")
+        ordered = read_json(reboot.file("from"), {}) or {}
+        if ordered.get("boot_id") == boot_id() and unit_state(reboot).get("rc", 0) == 0:
+            self.end("running", NOT_YET, rebooting=True)
+
+    def _other(self, step: str) -> UnitName:
+        direction = "undo" if direction_forward(self.module) else "do"
+        return UnitName(change_of(self.module), phase_of(self.module), direction, step, self.generation)
 
     def _state(self, step: str) -> str:
         return str(unit_state(unit_name(self.module, step, self.generation))["state"])
@@ -201,13 +225,13 @@ class Walk:
             step,
             [sys.executable, "-I", script, job],
             wait_s=30.0,
-            deadline_s=DEADLINE_S,
+            deadline_s=float(args_of(self.module).get("deadline_s") or DEADLINE_S),
             generation=self.generation,
         )
         self.changed = True
         if done["state"] == "running":
-            since = done.get("started", "now")
-            self.end("running", "apt works since %s (%s)" % (since, done["unit"]), unit=done["unit"])
+            since, pid = done.get("started", "now"), done.get("pid", "?")
+            self.end("running", "apt works since %s (%s, pid %s)" % (since, done["unit"], pid), unit=done["unit"])
         if done["state"] == "lost" and step != "repair":
             self.end("running", "%s was interrupted; looking at what it left" % done["unit"])
         if done["state"] == "finished" and done["rc"]:

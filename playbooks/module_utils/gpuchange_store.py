@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Dict, Iterable, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpuchange_apt_private import Move, PrivateApt
 from ansible.module_utils.gpuchange_host import read_json, run, state_path, write_atomic
+from ansible.module_utils.gpuchange_packages import native_architecture
 
 STATUS = "/var/lib/dpkg/status"
 
@@ -69,19 +71,20 @@ class Store:
         with open(STATUS, encoding="utf-8", errors="surrogateescape") as file:
             paragraphs = [part for part in file.read().split("\n\n") if part.strip()]
         added = [_installed_paragraph(path) for path in new]
-        gone = {_name(part) for part in added} | set(remove)
-        kept = [part for part in paragraphs if _name(part) not in gone]
+        native = native_architecture()
+        gone = {_key(part, native) for part in added} | set(remove)
+        kept = [part for part in paragraphs if _key(part, native) not in gone]
         path = os.path.join(self.apt_folder, "status-after")
         text = "\n\n".join(part.strip("\n") for part in kept + added) + "\n\n"
         write_atomic(path, text.encode("utf-8", "surrogateescape"))
         return path
 
 
-def _name(paragraph: str) -> str:
-    for line in paragraph.splitlines():
-        if line.startswith("Package: "):
-            return line[len("Package: ") :].strip()
-    return ""
+def _key(paragraph: str, native: str) -> str:
+    """The package's name as apt-get calls it: name, or name:arch for a foreign architecture."""
+    said = dict(re.findall(r"^(Package|Architecture): (\S+)", paragraph, flags=re.M))
+    arch = said.get("Architecture", native)
+    return said.get("Package", "") + ("" if arch in (native, "all") else ":" + arch)
 
 
 def _installed_paragraph(path: str) -> str:

@@ -73,8 +73,8 @@ _TABLE = (
         "apt-hangs",
         "the next package to be configured asks a question on a terminal and waits for ever",
         f"rm -f {_HANG}; mkfifo {_HANG}",
-        # An answer to whoever waits; opening for both directions never blocks.
-        f"if [ -p {_HANG} ]; then exec 3<> {_HANG}; echo n >&3; sleep 1; rm -f {_HANG}; fi",
+        # An answer to whoever waits, and nobody else may begin to; opening for both directions never blocks.
+        f"if [ -p {_HANG} ]; then exec 3<> {_HANG}; rm -f {_HANG}; echo n >&3; sleep 1; fi",
     ),
     Fault(
         "repo-old-gone",

@@ -12,7 +12,7 @@ from gpuchange.checks.snapshot import mapping
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
 from gpuchange.providers.facts import evidence, sealed
 from gpuchange.providers.preflight.apt import AptPreflightReport
-from gpuchange.providers.types import Version, refuse
+from gpuchange.providers.types import Duration, Version, refuse
 from gpuchange.reports import Report, Verdict, by_state
 
 LONGEST_REBOOT_S = 1800.0
@@ -26,6 +26,7 @@ class AptStack(Params):
     cudnn: Version | None = Field(None, description="cuDNN version.")
     nccl: Version | None = Field(None, description="NCCL version.")
     container_toolkit: Version | None = Field(None, description="NVIDIA container toolkit version.")
+    deadline: Duration = Field(3000, description="How long one package transaction may take.")
     cuda_select: bool = Field(False, description="Switch /usr/local/cuda even where it was chosen by hand.")
 
     @model_validator(mode="after")
@@ -58,6 +59,7 @@ def args(view: HostView, _mode: Mode) -> dict[str, Any]:
         "transaction": evidence(view, "preflight/apt").get("transaction"),
         "sealed": sealed_packages(seal, driver),
         "cuda_select": bool(view.params.get("cuda_select")),
+        "deadline_s": view.params.get("deadline"),
         "generation": int(getattr(view, "retries", 0)),
     }
 
@@ -77,7 +79,7 @@ def judge(view: HostView, report: AptStackReport) -> Verdict:
 
 def judge_undo(view: HostView, report: AptStackReport) -> Verdict:
     """Going back is judged as installed: whether the old driver works again is for prove to say."""
-    if report.state == "not_done" and report.rebooted and report.installed and not report.left:
+    if report.state == "not_done" and report.installed and not report.left:
         return Verdict.accept(findings=(report.why,))
     if report.state == "running" and report.rebooting and view.waited > LONGEST_REBOOT_S:
         return Verdict.hold(f"{report.why} for {view.waited:.0f} s")
