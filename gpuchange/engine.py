@@ -300,6 +300,7 @@ class Engine:
             unreachable_limit=self.change.plan.rollout.unreachable_timeout,
             before_change=start.phase == self.change.state.table.steps[0].phase.name,
             was_silent=standing.silent,
+            silence=standing.why,
         )
 
     def _checked(self, evidence: Evidence) -> Evidence:

@@ -32,6 +32,7 @@ class Situation:
     unreachable_limit: float = 600.0
     before_change: bool = False  # preflight: nothing to lose by giving up at once
     was_silent: bool = False  # the intent now probed ended without a word
+    silence: str = ""  # what was known of that silence
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def _probed(situation: Situation, report: Report) -> Outcome | None:
     if report.state != "not_done":
         return None
     if situation.was_silent:
-        return Outcome(Kind.REJECTED, {"why": "the play ended without a word and had not done its work"})
+        return Outcome(Kind.REJECTED, {"why": f"{situation.silence or 'no result'}; a look shows that it was not done"})
     return Outcome(Kind.NOT_DONE, {"why": report.why})
 
 
@@ -121,6 +122,8 @@ def _unreachable(situation: Situation, evidence: Unreachable) -> Outcome:
 
 def _silent(situation: Situation, evidence: Silent) -> Outcome:
     data = {"why": evidence.why, "silent": True, "after": 0.0, "waited": situation.lost_waited}
+    if situation.before_change:
+        return Outcome(Kind.REJECTED, data)
     if situation.lost >= SILENT_LIMIT:
         return Outcome(Kind.HELD, data)
     return Outcome(Kind.LOST, data)

@@ -58,6 +58,12 @@ def _message(result: Mapping[str, Any]) -> str:
     return "\n".join(part for part in (said, extra) if part)[:MESSAGE_LIMIT] or "the task failed without a message"
 
 
+def _garbled(result: Mapping[str, Any]) -> bool:
+    """The module ran, but what came back is no result (killed, or noise around it): it may have done its work."""
+    source = _culprit(result)
+    return "module_stdout" in source and "deserialization failed" in str(source.get("msg", ""))
+
+
 def _where(data: Mapping[str, Any], host: str) -> str:
     """The machine that spoke: the delegate of the (failing) item, else the host."""
     source = _culprit(data.get("res") or {})
@@ -76,6 +82,8 @@ def evidence(event: Mapping[str, Any]) -> dict[str, Any] | None:
         report = merged(result)
         if report is not None:
             return {"kind": "reported", "host": host, "where": _where(data, host), "report": report}
+    if kind == "runner_on_failed" and _garbled(result):
+        return {"kind": "silent", "host": host, "why": f"module output not parsable: {_message(result)}"}
     if kind == "runner_on_failed" and not data.get("ignore_errors"):
         return {
             "kind": "failed",

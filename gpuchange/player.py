@@ -217,6 +217,8 @@ def read_evidence(fact: Mapping[str, Any]) -> Evidence:
         return Reported(host, dict(fact["report"]), where)
     if fact["kind"] == "failed":
         return Failed(host, str(fact["why"]), where, fact.get("refused"))
+    if fact["kind"] == "silent":
+        return Silent(host, str(fact["why"]))
     return Unreachable(host, str(fact["why"]), where)
 
 

@@ -26,6 +26,9 @@ def main():
     m = AnsibleModule(argument_spec=dict(args=dict(type='dict')))
     args = m.params['args']
     time.sleep(float(args.get('sleep', 0)))
+    if args.get('garble'):
+        print('[master 1a2b3c] saving uncommitted changes {' + chr(10) + '}{')
+        os._exit(0)
     if args.get('fail'):
         m.fail_json(msg='no way', refused={'kind': 'locked'})
     m.exit_json(report={'state': args.get('state', 'done'), 'args': args})
@@ -188,6 +191,11 @@ def test_failed_unreachable_and_refused_are_told_apart(place: Path) -> None:
     assert isinstance(failed, Failed) and failed.why == "no way" and failed.refused == {"kind": "locked"}
     assert isinstance(gone, Unreachable) and "refused" in gone.why.lower()
     assert isinstance(found["b"], Reported)
+
+
+def test_output_that_is_no_result_is_no_failure_but_unknown(place: Path) -> None:
+    found = played(place, "apply", {"a": {"garble": True}})["a"]
+    assert isinstance(found, Silent) and "not parsable" in found.why
 
 
 def test_a_loops_reports_become_one_and_a_lost_delegate_is_named(place: Path) -> None:
