@@ -228,19 +228,19 @@ def bound_log(path: Path, secret: str | None) -> None:
     path.write_text(text.replace(secret, "********") if secret else text)
 
 
-def _carries(pid: str, prefix: bytes) -> bool:
+def _carries(pid: str, mark: bytes) -> bool:
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:  # ended meanwhile, or not ours
         return False
-    return any(variable.startswith(prefix) for variable in variables)
+    return any(variable == mark or variable.startswith(mark + b"/") for variable in variables)
 
 
 def carriers(attempt: str) -> list[int]:
     """Processes on this machine that carry `attempt` (a change id, or change/attempt) in their environment."""
-    prefix = f"{ATTEMPT}={attempt}".encode()
+    mark = f"{ATTEMPT}={attempt}".encode()
     pids = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    return [int(pid) for pid in pids if _carries(pid, prefix)]
+    return [int(pid) for pid in pids if _carries(pid, mark)]
 
 
 def _signal(pids: Sequence[int], number: signal.Signals) -> None:

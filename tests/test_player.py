@@ -223,6 +223,21 @@ def test_killed_play_is_silent_and_its_processes_are_gone(place: Path) -> None:
     assert play.log.stat().st_size <= player.LOG_LIMIT
 
 
+def test_ending_one_attempt_leaves_its_neighbours_alone() -> None:
+    """1.1 is not the beginning of 1.10."""
+    marks = ("c-1/1.1", "c-1/1.10", "c-1/2.1", "c-12/1.1")
+    sleepers = [subprocess.Popen(["sleep", "60"], env={player.ATTEMPT: mark}) for mark in marks]
+    one, ten, later, other = (sleeper.pid for sleeper in sleepers)
+    try:
+        player.wait_until(lambda: other in player.carriers("c-12"), timeout=10, what="sleep to begin")
+        assert player.carriers("c-1/1.1") == [one]
+        assert sorted(player.carriers("c-1")) == sorted([one, ten, later])
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
+
+
 def test_missing_statistics_mean_unknown(place: Path) -> None:
     play = player.Play(request(place, "apply", {"a": {}}), place / "artifacts")
     list(arriving(play))
