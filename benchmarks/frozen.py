@@ -3,8 +3,8 @@
     python benchmarks/frozen.py --lab NAME [--rounds 1]
 
 Carries a drain-and-verify change (no new packages) over all hosts of a lab, every host allowed out at once; first with
-all hosts well, then with the last one frozen after preflight. Prints when each other host was done, in both runs, and the
-ratio. Ends with 1 when a host was done more than half as late again as without the frozen one.
+all hosts well, then with the last one frozen after preflight. Prints when each other host was done, in both runs, and
+the ratio. Ends with 1 when a host was done more than half as late again as without the frozen one.
 """
 
 from __future__ import annotations
