@@ -298,3 +298,14 @@ def test_endpoints_of_proc_net_tcp() -> None:
     assert api.endpoint("0100007F:1F90") == ("127.0.0.1", 8080)
     assert api.endpoint("0000000000000000FFFF00000100007F:0050") == ("127.0.0.1", 80)
     assert api.endpoint("B80D0120000000000000000001000000:01BB") == ("2001:db8::1", 443)
+
+
+def test_unlock_frees_the_servers_of_a_lost_change_only(balancer: Balancer, state: Path) -> None:
+    report(balancer, "apply", min_serving=0)
+    play(balancer, "apply", server="h2", min_serving=0, owner=dict(OWNER, change="c2"))
+    unlocker = dict(OWNER, change="unlock-1", fence=0)
+    shown = call("gpuchange_owner", mode="probe", owner=unlocker)["report"]
+    assert (shown["state"], sorted(shown["things"])) == ("not_done", ["h1", "h2"])
+    call("gpuchange_owner", mode="apply", owner=unlocker, args={"expect": {"change": "c1"}})
+    assert not (state / "owner-h1.json").exists() and (state / "owner-h2.json").exists()
+    assert "report" in play(balancer, "apply", owner=dict(OWNER, change="c3"))

@@ -37,23 +37,34 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
 )
 
 
+def things() -> list[str]:
+    """Things of this host with a marker of their own: servers that this balancer's HAProxy has out of service."""
+    names = os.listdir(os.path.dirname(owner_path())) if os.path.isdir(os.path.dirname(owner_path())) else []
+    return sorted(n[len("owner-") : -len(".json")] for n in names if n.startswith("owner-") and n.endswith(".json"))
+
+
 def unlock(module: AnsibleModule, expected: dict[str, Any]) -> bool:
-    """Release exactly the marker that the operator was shown."""
-    marker = read_owner()
-    if marker is None:
-        return False
-    if any(marker.get(key) != value for key, value in expected.items()):
-        refuse(module, "locked", marker)
-    os.unlink(owner_path())
+    """Release exactly the marker that the operator was shown, and those that the same change set on things here."""
+    markers = {thing: read_owner(thing) or {} for thing in ["", *things()]}
+    ours = [thing for thing, marker in markers.items() if marker and _is(marker, expected)]
+    if markers[""] and "" not in ours:
+        refuse(module, "locked", markers[""])
+    for thing in ours:
+        os.unlink(owner_path(thing))
     sync_directory(os.path.dirname(owner_path()))
-    return True
+    return bool(ours)
+
+
+def _is(marker: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return all(marker.get(key) == value for key, value in expected.items())
 
 
 def main() -> None:
     module = open_module()
     if mode_of(module) == "probe":
-        marker = read_owner()
-        finish(module, "not_done" if marker else "done", marker=marker or {})
+        held = {thing: read_owner(thing) or {} for thing in things()}
+        marker = read_owner() or next(iter(held.values()), {})
+        finish(module, "not_done" if marker else "done", marker=marker, things=held)
     if mode_of(module) == "undo":
         finish(module, "done", released=False)
     expected = args_of(module).get("expect")

@@ -89,7 +89,7 @@ def test_released_only_when_the_service_answers(lab: Lab) -> None:
     change.settle("drain/haproxy", "apply", "gpu1", **HAPROXY)
     lab.host("gpu1").run(["systemctl", "stop", MODEL])
     failed = change.settle("drain/haproxy", "undo", "gpu1", **{**HAPROXY, "ready_within": "2s"})
-    assert failed.kind is Kind.FAILED and "gpu/gpu1 is DOWN" in failed.data["why"]
+    assert failed.kind is Kind.REJECTED and "gpu/gpu1 is DOWN" in failed.data["why"]
     assert admin(lab) == "drain"
     lab.host("gpu1").run(["systemctl", "start", MODEL])
     assert change.settle("drain/haproxy", "undo", "gpu1", **HAPROXY).kind is Kind.ACCEPTED
@@ -162,9 +162,9 @@ def test_users_are_refused_waited_for_and_named(lab: Lab) -> None:
     host.run(["systemctl", "stop", MODEL])
     with job_on(host):
         refused = change.settle("drain/gpu_users", "apply", "gpu1", policy="refuse")
-        assert refused.kind is Kind.FAILED and "sleep (somejob.service)" in refused.data["why"]
+        assert refused.kind is Kind.REJECTED and "sleep (somejob.service)" in refused.data["why"]
         late = change.settle("drain/gpu_users", "apply", "gpu1", policy="wait", timeout="1s")
-        assert late.kind is Kind.FAILED and "somejob.service" in late.data["why"]
+        assert late.kind is Kind.REJECTED and "somejob.service" in late.data["why"]
         assert active(host, "somejob") == "active", "a process was ended that nobody listed"
     assert change.settle("drain/gpu_users", "apply", "gpu1", policy="wait").kind is Kind.ACCEPTED
 
@@ -173,7 +173,7 @@ def test_what_is_left_after_the_listed_services_is_named_and_lives(lab: Lab) -> 
     host, change = lab.host("gpu1"), Change(lab)
     with job_on(host):
         left = change.settle("drain/gpu_users", "apply", "gpu1", **STOP)
-        assert left.kind is Kind.FAILED and "after the listed services were stopped" in left.data["why"]
+        assert left.kind is Kind.REJECTED and "after the listed services were stopped" in left.data["why"]
         assert (active(host, "somejob"), active(host)) == ("active", "inactive")
         assert change.settle("drain/gpu_users", "undo", "gpu1", **STOP).kind is Kind.ACCEPTED
     assert active(host) == "active"
@@ -195,7 +195,7 @@ def test_only_what_ran_is_started_again_also_after_a_reboot(lab: Lab) -> None:
 def test_a_service_that_does_not_exist_is_named_before_anything_is_stopped(lab: Lab) -> None:
     change = Change(lab)
     wrong = change.settle("drain/gpu_users", "apply", "gpu1", policy="stop", services=[MODEL, "modelserer.service"])
-    assert wrong.kind is Kind.FAILED and "no such unit on this host: modelserer.service" in wrong.data["why"]
+    assert wrong.kind is Kind.REJECTED and "no such unit on this host: modelserer.service" in wrong.data["why"]
     assert active(lab.host("gpu1")) == "active"
 
 
@@ -211,7 +211,7 @@ def test_hooks_run_once_in_order_on_both_machines(lab: Lab, tmp_path: Any) -> No
     ]
     host.run(["rm", "-f", "/root/hooks", "/root/allow"])
     failed = change.settle("drain/hooks", "apply", "gpu1", before_drain=hooks)
-    assert failed.kind is Kind.FAILED and "ended with 1" in failed.data["why"]
+    assert failed.kind is Kind.REJECTED and "ended with 1" in failed.data["why"]
     assert log.read_text() == "first gpu1 T-1\n"
     host.run(["touch", "/root/allow"])
     assert change.settle("drain/hooks", "apply", "gpu1", before_drain=hooks).kind is Kind.ACCEPTED
@@ -241,7 +241,7 @@ def test_a_quiet_host_passes_and_a_reboot_fails(lab: Lab) -> None:
     host.power("cycle")
     host.wait_ready()
     failed = change.play("watch/host", "apply", "gpu1", waited=15.0, **{**quiet, "for": "60s"})
-    assert failed.kind is Kind.FAILED and "rebooted" in failed.data["why"]
+    assert failed.kind is Kind.REJECTED and "rebooted" in failed.data["why"]
 
 
 def test_a_service_that_dies_while_watched_fails_the_host(lab: Lab) -> None:
@@ -250,7 +250,7 @@ def test_a_service_that_dies_while_watched_fails_the_host(lab: Lab) -> None:
     assert change.play("watch/host", "apply", "gpu1", **watched).kind is Kind.AGAIN
     lab.host("gpu1").run(["systemctl", "stop", MODEL])
     failed = change.play("watch/host", "apply", "gpu1", waited=15.0, **watched)
-    assert failed.kind is Kind.FAILED and "modelserver.service is inactive" in failed.data["why"]
+    assert failed.kind is Kind.REJECTED and "modelserver.service is inactive" in failed.data["why"]
 
 
 def test_two_hosts_that_leave_at_once_do_not_count_on_each_other(lab: Lab) -> None:
@@ -266,7 +266,7 @@ def test_two_hosts_that_leave_at_once_do_not_count_on_each_other(lab: Lab) -> No
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert sorted(kind.name for kind in outcomes.values()) == ["ACCEPTED", "FAILED"]
+    assert sorted(kind.name for kind in outcomes.values()) == ["ACCEPTED", "REJECTED"]
     assert sorted([admin(lab, "gpu1"), admin(lab, "gpu2")]) == ["drain", "ready"]
 
 
