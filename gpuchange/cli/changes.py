@@ -158,6 +158,16 @@ def questions(found: Change) -> list[str]:
     return lines
 
 
+def findings(found: Change, direction: str) -> list[tuple[str, str, str]]:
+    """(host, step, line) that judges found; those of "undo" are the comparisons that prove a rollback."""
+    return [
+        (event.host, f"{event.phase}/{event.provider}", str(line))
+        for event in found.events
+        if event.direction == direction
+        for line in event.data.get("findings", ())
+    ]
+
+
 def next_command(found: Change, code: int) -> str:
     """What to run after the change ended with `code`."""
     if code in (130, 143) or found.outcome in ("stopped before its end", "cut short", "answered, to be resumed"):

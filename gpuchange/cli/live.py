@@ -136,7 +136,7 @@ class Screen:
             with self._lock:
                 # Latest last: a screen too small for the fleet shows the hosts that move.
                 self._rows.pop(event.host, None)
-                self._rows[event.host] = (stands, at or story.subject(event), event.at)
+                self._rows[event.host] = (stands, at, event.at)
 
     def _table(self) -> Any:
         from rich.markup import escape

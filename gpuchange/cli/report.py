@@ -62,15 +62,17 @@ def sections(found: changes.Change) -> tuple[Section, ...]:
     return (
         Section("Change", ("what", "value"), facts),
         Section("Hosts", running.SUMMARY_HEAD, hosts),
-        *(Section("Proof of rollback", ("host", "line"), proof) for proof in [proofs(found)] if proof),
+        *(part for part in (_findings(found, *kind) for kind in FINDINGS) if part.rows),
         Section("Events", ("no.", "time", "event"), events),
     )
 
 
-def proofs(found: changes.Change) -> tuple[tuple[str, str], ...]:
-    """What each judge found, line by line: above all the comparison that proves a rollback."""
-    lines = ((e.host, line) for e in found.events for line in e.data.get("findings", ()))
-    return tuple((words.clean(host), words.clean(line)) for host, line in lines)
+FINDINGS = (("Proof of rollback", "undo"), ("What was found", "do"))
+"""(title, direction): going back, a finding is a line of the comparison that proves the rollback."""
+
+
+def _findings(found: changes.Change, title: str, direction: str) -> Section:
+    return Section(title, ("host", "step", "line"), tuple(changes.findings(found, direction)))
 
 
 def _markdown(found: changes.Change) -> str:

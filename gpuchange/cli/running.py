@@ -88,10 +88,15 @@ def _ended(found: changes.Change, code: int) -> int:
     words.say("")
     words.say(summary_table(found))
     words.say(f"most hosts out of service at once: {found.history.most_out}")
-    for line in (*changes.open_work(found), *changes.questions(found)):
+    for line in (*_proof(found), *changes.open_work(found), *changes.questions(found)):
         words.say(line)
     words.say(f"\n{words.heading(found.outcome)} (exit {code})\nnext: {changes.next_command(found, code)}")
     return code
+
+
+def _proof(found: changes.Change) -> list[str]:
+    lines = [f"  {words.clean(host)} {words.clean(line)}" for host, _, line in changes.findings(found, "undo")]
+    return ["going back, this was found:", *lines] if lines else []
 
 
 SUMMARY_HEAD = ("HOST", "BEFORE → AFTER", "RESULT", "OUT OF SERVICE")
