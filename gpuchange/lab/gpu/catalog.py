@@ -57,6 +57,10 @@ def driver(version: str) -> list[Package]:
     values = {"UPSTREAM": version, "CUDA": CUDA_OF_BRANCH[branch]}
     make = partial(Package, version=debian, values=values)
     exact = " (= " + debian + ")"
+    return _userland(make, branch, exact, version) + _kernel_side(make, branch, exact, version)
+
+
+def _userland(make: Callable[..., Package], branch: str, exact: str, version: str) -> list[Package]:
     parts = [f"{part}-{branch}{exact}" for part in ("libnvidia-compute", "nvidia-utils", "nvidia-dkms")]
     return [
         make(
@@ -85,6 +89,11 @@ def driver(version: str) -> list[Package]:
             files=_library("libcuda", 1, version) | _library("libnvidia-ml", 1, version),
             triggers="activate-noawait ldconfig\n",
         ),
+    ]
+
+
+def _kernel_side(make: Callable[..., Package], branch: str, exact: str, version: str) -> list[Package]:
+    return [
         make(
             f"nvidia-dkms-{branch}",
             summary="NVIDIA DKMS package",
