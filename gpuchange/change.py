@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuchange import __version__, content, inventory
-from gpuchange.errors import InventoryError, StaleError, VersionMismatch
+from gpuchange.errors import InventoryError, StaleError, UsageError, VersionMismatch
 from gpuchange.journal import Journal
 from gpuchange.phases import PHASES
 from gpuchange.plan import Plan, load
@@ -46,6 +46,7 @@ class Connection:
     forks: int = 50
     verbosity: int = 0
     accept_new_host_keys: bool = False
+    accept_irreversible: tuple[str, ...] = ()  # hosts that may be changed though they cannot be taken back
 
     def cmdline(self) -> str:
         """The ansible-playbook flags of every play (quoted for ansible-runner, which splits them as a shell does)."""
@@ -89,7 +90,9 @@ def create(root: Path, plan_path: Path, connection: Connection) -> Path:
         shutil.copyfile(plan_path, frozen / "plan.yaml")
         shutil.copytree(content.playbooks(), frozen / "playbooks", ignore=shutil.ignore_patterns("__pycache__"))
         kept = inventory.freeze(sources, frozen / "inventory")
+        accepted = _accepted(connection.accept_irreversible, found)
         meta = _meta(home.name, plan, found, [_relative(path, frozen) for path in kept], frozen)
+        meta["accept_irreversible"] = accepted
         _private(building)
         with Journal.create(building / JOURNAL, meta) as journal:
             journal.append([Event(Kind.CREATED, data={"plan": plan.name})])
@@ -98,6 +101,16 @@ def create(root: Path, plan_path: Path, connection: Connection) -> Path:
         shutil.rmtree(building, ignore_errors=True)
         raise
     return home
+
+
+def _accepted(named: tuple[str, ...], found: inventory.Inventory) -> list[str]:
+    strangers = [host for host in named if host not in found.hosts]
+    if strangers:
+        raise UsageError(
+            f"--accept-irreversible {strangers[0]}: not a host of this change",
+            remedy=f"its hosts: {', '.join(found.hosts)}",
+        )
+    return list(named)
 
 
 def _plan_inventory(plan: Plan) -> tuple[str, ...]:
@@ -156,6 +169,7 @@ class Change:
     plan: Plan
     journal: Journal
     state: State
+    meta: Mapping[str, Any]  # what the change began with; read once, it may name many hosts
     bodies: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)  # host → (which, step) → digest
 
     @classmethod
@@ -164,11 +178,11 @@ class Change:
         journal = Journal.open(home / JOURNAL, readonly=readonly)
         try:
             plan = load(home / "frozen" / "plan.yaml")
-            table = table_of(plan)
-            _same_shape(journal.meta, table)
+            table, meta = table_of(plan), journal.meta
+            _same_shape(meta, table)
             if not readonly:
-                _same_content(journal.meta, home)
-            change = cls(home, plan, journal, State(table, tuple(journal.meta["hosts"])))
+                _same_content(meta, home)
+            change = cls(home, plan, journal, State(table, tuple(meta["hosts"])), meta)
             now = time.monotonic()  # waits begun by another controller are waited out anew
             for event in journal.events():
                 change.fold(event, now)
@@ -183,7 +197,7 @@ class Change:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        return tuple(self.journal.meta["hosts"])
+        return tuple(self.meta["hosts"])
 
     @property
     def limits(self) -> Limits:
@@ -217,7 +231,7 @@ class Change:
         own = self.bodies.get(host, {}).get((direction, f"{step.phase.name}/{step.provider}"))
         return HostView(
             host=host,
-            plan=self.plan.data,
+            plan={**self.plan.data, "accept_irreversible": self.meta["accept_irreversible"]},
             params=params,
             first=self.reports(host, "first"),
             last=self.reports(host, "last"),

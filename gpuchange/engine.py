@@ -110,7 +110,7 @@ class Engine:
 
     def _knock(self) -> None:
         """Every machine of the change is who known_hosts says, or the operator accepts it now, before any play."""
-        variables = self.change.journal.meta["ssh"]
+        variables = self.change.meta["ssh"]
         addresses = {name: address for name, given in variables.items() if (address := ssh.resolve(name, given))}
         found = ssh.knock(list(addresses.values()))
         unknown = [reach for reach in found.values() if reach.state == "unknown_key"]
@@ -237,7 +237,7 @@ class Engine:
             role=role,
             tasks=tasks,
             hosts=tuple(hosts),
-            inventory=tuple(str(frozen / path) for path in self.change.journal.meta["inventory"]),
+            inventory=tuple(str(frozen / path) for path in self.change.meta["inventory"]),
             host_args=args,
             shared={"gpuchange_owner": owner, "gpuchange_step": step},
             cmdline=self.connection.cmdline(),

@@ -37,6 +37,12 @@ def plan(plan_path: Path, detailed_exitcode: bool, **flags: Any) -> int:
 
 @click.command()
 @PLAN
+@click.option(
+    "--accept-irreversible",
+    metavar="HOST",
+    multiple=True,
+    help="Change this host though it cannot be taken back (an old package is nowhere to be had).",
+)
 @click.option("--dry-run", "-C", is_flag=True, help="Only show what would be done (the verb plan).")
 @ansible_flags
 @common

@@ -54,6 +54,7 @@ def connection(**flags: Any) -> Connection:
         forks=flags["forks"],
         verbosity=flags["verbose"],
         accept_new_host_keys=flags["accept_new_host_keys"],
+        accept_irreversible=tuple(flags.get("accept_irreversible", ())),
     )
 
 
