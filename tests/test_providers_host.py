@@ -182,6 +182,17 @@ def test_services_may_settle_after_a_boot_but_not_for_ever() -> None:
     assert proved({"facts": starting}, waited=60.0).outcome == "reject"
 
 
+def test_a_unit_that_drain_stopped_may_come_back_with_a_boot_only() -> None:
+    stopped, running = copy.deepcopy(TWO_H100), copy.deepcopy(TWO_H100)
+    stopped["services"]["modelserver.service"]["active"] = "inactive"
+    seal = {**SEALED, "facts": stopped}
+    assert proved({"facts": running}, waited=60.0, seal=seal).outcome == "reject"
+    running["boot_id"] = "another boot"
+    assert proved({"facts": running}, waited=60.0, seal=seal).outcome == "accept"
+    running["services"]["modelserver.service"]["enabled"] = "disabled"
+    assert proved({"facts": running}, waited=60.0, seal=seal).outcome == "reject"
+
+
 def test_cards_that_did_not_work_when_sealed_need_not_work_after_a_rollback() -> None:
     assert proved({"function": WRONG}, seal={**SEALED, "function": WRONG}).outcome == "accept"
 

@@ -157,6 +157,23 @@ def _services(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _rebooted(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    return before.get("boot_id") != after.get("boot_id")
+
+
+def _as_before_boot(before: Mapping[str, Any], after: Mapping[str, Any], rebooted: bool) -> dict[str, Any]:
+    """A unit that drain had stopped and that is enabled comes back with a boot by itself: that is no difference."""
+    return {
+        name: {**state, "active": "inactive"}
+        if rebooted
+        and state["active"] == "active"
+        and state["enabled"] == "enabled"
+        and before.get(name) == {**state, "active": "inactive"}
+        else state
+        for name, state in after.items()
+    }
+
+
 def _cards(facts: Mapping[str, Any]) -> dict[str, Any]:
     kept = ("name", "serial", "uuid", "vbios", "ecc", "mig_mode", "persistence", "power_limit")
     return {
@@ -202,7 +219,6 @@ PARTS: tuple[tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]], ...] = (
     ("modules on disk", _modules_on_disk),
     ("modules loaded", _loaded),
     ("CUDA toolkits", _cuda),
-    ("services", _services),
     ("container toolkit configuration", lambda facts: mapping(mapping(facts.get("container_toolkit")).get("config"))),
     ("cards", _cards),
 )
@@ -212,6 +228,8 @@ PARTS: tuple[tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]], ...] = (
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Line, ...]:
     """The proof that the facts `after` equal those `before`, part by part. A part that is empty in both is left out."""
     lines = [_compared(what, take(before), take(after)) for what, take in PARTS]
+    services = _services(before)
+    lines.append(_compared("services", services, _as_before_boot(services, _services(after), _rebooted(before, after))))
     lines.append(_answers(before, after))
     return tuple(line for line in lines if line.total or line.differences)
 

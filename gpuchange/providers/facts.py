@@ -37,8 +37,13 @@ def section(view: HostView, key: str) -> dict[str, Any]:
 
 def base_args(view: HostView) -> dict[str, Any]:
     """Arguments of the facts themselves: the paths and services that the plan names."""
-    record = section(view, "record")
-    return {"paths": list(record.get("paths") or ()), "services": list(record.get("services") or ())}
+    return {"paths": list(section(view, "record").get("paths") or ()), "services": services(view)}
+
+
+def services(view: HostView) -> list[str]:
+    """The units that the plan names: those whose state is recorded, and the known users of the cards."""
+    named = [*(section(view, "record").get("services") or ()), *(section(view, "gpu_users").get("services") or ())]
+    return list(dict.fromkeys(named))
 
 
 def manifest_args(view: HostView, name: str, compare: str = "", digest: str = "") -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from pydantic import Field
 from gpuchange.checks.readiness import NOTES, Wish, objections
 from gpuchange.checks.snapshot import summary
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
-from gpuchange.providers.facts import FactsReport, base_args, section, wanted
+from gpuchange.providers.facts import FactsReport, base_args, section, services, wanted
 from gpuchange.providers.types import AbsPath, Size
 from gpuchange.reports import Verdict, by_state
 
@@ -56,7 +56,7 @@ def wish(view: HostView) -> Wish:
         paths=tuple(record.get("paths") or ()),
         mounts=tuple(view.params.get("mounts") or ()),
         min_free=int(view.params.get("min_free") or 0),
-        services=tuple(record.get("services") or ()),
+        services=tuple(services(view)),
         driver=versions.get("driver"),
         cuda=versions.get("cuda"),
     )

@@ -14,7 +14,7 @@ from gpuchange.providers.facts import RECORD, SEAL, FactsReport, base_args, evid
 from gpuchange.providers.types import Duration
 from gpuchange.reports import Verdict, by_state
 
-LOOK_AGAIN_S = 5.0
+LOOK_AGAIN_S = 10.0
 SETTLING = frozenset({"services", "cards", "nvidia-smi", "modules loaded"})
 """Parts that may still be on their way shortly after a boot."""
 

@@ -23,7 +23,7 @@ from gpuchange.providers.types import Duration, Percent
 from gpuchange.reports import Verdict, by_state
 
 BASELINE = "baseline/gpu"
-LOOK_AGAIN_S = 5.0
+LOOK_AGAIN_S = 10.0
 
 
 class VerifyParams(Params):
