@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_changes import CONTROLLER, CREATED, STEPS, done, ended, make, whole
@@ -224,6 +225,23 @@ class TestReport:
         assert "packages: equal" in text
         assert suffix == ".json" or "<b>" not in text
         assert suffix != ".json" or json.loads(text)["type"] == "report"
+
+    @pytest.mark.parametrize("back", [False, True])
+    def test_versions_are_those_of_the_last_look(
+        self, root: Path, back: bool, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def looked(phase: str, driver: str, direction: str = "do") -> list[Any]:
+            proc = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  x"
+            (intent, outcome) = done("gpu1", (phase, "host"), direction=direction)
+            return [intent, (outcome, {"state": "done", "facts": {"loaded": {"proc_version": proc}}})]
+
+        forward = [*looked("record", "550.54.15"), *looked("seal", "550.54.15"), *looked("verify", "570.172.08")]
+        turned = [Event(Kind.TURNED, "gpu1", data={"why": "ordered"}), *looked("seal", "550.54.15", "undo")]
+        make(root, "a", [CREATED, CONTROLLER, *forward, *(turned if back else [])])
+        assert main(["report"]) == 0
+        out = capsys.readouterr().out
+        assert ("driver 550.54.15 → 570.172.08" in out) is not back
+        assert "| gpu2 | unchanged |" in out
 
     def test_an_unknown_form_is_refused(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         make(root, "a", [CREATED])

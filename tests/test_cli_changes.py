@@ -159,7 +159,7 @@ def test_unreachable_at_the_start_is_exit_4(world: World, capsys: Captured) -> N
 def test_rollback_after_success(world: World, capsys: Captured) -> None:
     assert main(["apply", "plan.yaml", "--yes"]) == 0
     assert main(["rollback", "--yes"]) == 0
-    assert "rolled back" in capsys.readouterr().out
+    assert "rolled back as ordered (exit 0)" in capsys.readouterr().out
     assert main(["rollback", "test", "nobody", "--yes"]) == 64
     assert "not in this change: nobody" in capsys.readouterr().err
 

@@ -115,15 +115,21 @@ def table(meta: dict[str, Any]) -> Table:
     return Table.build(PHASES, lambda phase: [name for where, name in steps if where == phase])
 
 
-def bodies(found: Change, host: str, step: str) -> tuple[dict[str, Any], ...]:
-    """The accepted report bodies of `host` for "phase/provider", oldest first."""
+LOOKED = frozenset({("record/host", "do"), ("seal/host", "do"), ("verify/host", "do"), ("seal/host", "undo")})
+"""(step, direction) of the reports that tell a host's versions."""
+
+
+def first_and_last(found: Change, host: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The report bodies that tell what `host` was like at first and at the last look; {} when nobody looked."""
     digests = [
         e.body
         for e in found.events
-        if e.host == host and e.body and e.kind is Kind.ACCEPTED and f"{e.phase}/{e.provider}" == step
+        if e.host == host and e.body and e.kind is Kind.ACCEPTED and (f"{e.phase}/{e.provider}", e.direction) in LOOKED
     ]
+    if not digests:
+        return {}, {}
     with Journal.open(found.directory / JOURNAL, readonly=True) as journal:
-        return tuple(dict(journal.body(digest)) for digest in digests)
+        return dict(journal.body(digests[0])), dict(journal.body(digests[-1]))
 
 
 def verify(directory: Path) -> tuple[int, str]:

@@ -112,10 +112,8 @@ def summary_rows(found: changes.Change) -> list[tuple[str, str, str, str]]:
 
     rows = []
     for host in found.hosts:
-        first = [preview.found_versions(body) for body in changes.bodies(found, host, "record/host")[:1]]
-        last = [preview.found_versions(body) for body in changes.bodies(found, host, "verify/host")[-1:]]
-        moved = preview.moves(first[0], last[0]) if first and last else ""
+        before, after = (preview.found_versions(body) for body in changes.first_and_last(found, host))
         stands, at = story.standing(found.state.hosts[host])
         result = f"{stands} ({at})" if at else stands
-        rows.append((host, moved or "unchanged", result, changes.out_of_service(found, host)))
+        rows.append((host, preview.moves(before, after) or "unchanged", result, changes.out_of_service(found, host)))
     return rows

@@ -98,6 +98,8 @@ def ended(code: int, state: State) -> str:
     """What a controller that stopped with `code` left behind."""
     if code == 5 and not any(host.held or host.failed for host in state.hosts.values()):
         return "stopped before its end"
+    if code == 0 and any(host.rolled_back for host in state.hosts.values()):
+        return "rolled back as ordered"
     return _OUTCOME.get(code, f"exit {code}")
 
 
