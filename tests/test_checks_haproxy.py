@@ -12,6 +12,7 @@ from gpuchange.providers.contract import HostView
 from gpuchange.providers.drain.gpu_users import PROVIDER as GPU_USERS
 from gpuchange.providers.drain.haproxy import PROVIDER as HAPROXY
 from gpuchange.providers.drain.hooks import PROVIDER as HOOKS
+from gpuchange.providers.preflight.haproxy import PROVIDER as PREFLIGHT
 from gpuchange.providers.watch.host import PROVIDER as WATCH
 
 
@@ -209,3 +210,28 @@ def test_watch_goes_on_until_its_time_is_over_and_fails_at_once() -> None:
     unread = look(log={"text": "", "why": "no kernel log here"})
     done = WATCH.judge(view(params), WATCH.report.model_validate({**body, "state": "done", "now": unread}))
     assert done.outcome == "accept" and "no kernel log here" in done.findings
+
+
+# -------------------------------------------------------------------------------------------- preflight
+
+
+def test_preflight_refuses_what_a_drain_could_not_do() -> None:
+    entry = {"provider": "haproxy", "balancers": ["lbs"], "backend": ["gpu"], "servers": {"gpu1": "node-a"}}
+    asked = PREFLIGHT.args(view({}, plan={"drain": [{"provider": "other"}, entry]}), "apply")
+    assert (asked["server"], asked["backends"], asked["balancers"]) == ("node-a", ["gpu"], ["lbs"])
+    good = {
+        "state": "not_done",
+        "balancer": "lb1",
+        "servers": [server()],
+        "level": "admin",
+        "others_serving": {"gpu": 2},
+    }
+    fine = PREFLIGHT.judge(view({}), PREFLIGHT.report.model_validate({"state": "not_done", "parts": [good]}))
+    assert fine.outcome == "accept" and "2 other server(s) serve" in fine.findings[0]
+    for changes, said in (
+        ({"level": "operator"}, "lb1: the socket has level operator"),
+        ({"foreign": {"change": "c9", "since": "2026-01-01T00:00:00Z"}}, "gpu1 belongs to change c9 since 2026"),
+    ):
+        parts = [{**good, **changes}]
+        bad = PREFLIGHT.judge(view({}), PREFLIGHT.report.model_validate({"state": "not_done", "parts": parts}))
+        assert bad.outcome == "reject" and said in bad.why

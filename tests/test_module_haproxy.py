@@ -171,8 +171,8 @@ def test_not_released_before_a_fresh_check_passed(balancer: Balancer) -> None:
     """The check's last result may be from before the server was stopped: only a new one counts."""
     report(balancer, "apply")
     balancer.h1.healthy = False
-    waiting = report(balancer, "undo", wait_s=0.6)
-    assert waiting["state"] == "running" and "503" in waiting["why"] and "h1" in waiting["why"]
+    waiting = report(balancer, "undo", wait_s=1.5)
+    assert waiting["state"] == "running" and "gpu/h1 is DOWN (last check: L7STS" in waiting["why"]
     assert balancer.server()["admin"] == "drain"
     assert report(balancer, "probe", "undo")["state"] == "not_done"
     assert all(balancer.get() == 200 for _ in range(6))
@@ -230,6 +230,7 @@ def test_probe_changes_nothing_and_shows_who_serves(balancer: Balancer, state: P
     assert [row["server"] for row in seen["members"]] == ["h1", "h2", "h3"]
     strip = lambda text: [row.split()[:9] for row in text.splitlines()]  # noqa: E731
     assert strip(balancer.api.ask("show servers state gpu")) == strip(before)
+    assert seen["level"] == "admin" and not seen["foreign"]
     assert not state.exists()
 
 
@@ -286,6 +287,7 @@ def test_wrong_names_say_what_exists(balancer: Balancer, args: dict[str, Any], s
 def test_stopped_haproxy_and_weak_socket_are_named(tmp_path: Path, state: Path) -> None:
     balancer = Balancer(tmp_path, level="operator")
     try:
+        assert report(balancer, "probe")["level"] == "operator"
         refused = play(balancer, "apply")
         assert refused["failed"] and "lacks admin level" in refused["msg"]
     finally:

@@ -189,7 +189,7 @@ baseline: skip
     plan = loads(text, "plan.yaml")
     assert names(plan, "drain") == ["hooks", "haproxy", "gpu_users"]
     assert names(plan, "backup") == ["rsync", "packages"]
-    assert names(plan, "preflight") == ["host", "apt"]
+    assert names(plan, "preflight") == ["host", "haproxy", "apt"]
     assert names(plan, "change") == names(plan, "baseline") == []
     assert plan.chosen("stack")[0].params["driver"] == "570.172.08"
     assert "provider" not in plan.chosen("stack")[0].params

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -55,6 +55,8 @@ class Part(_Data):
     waited_s: float = 0.0
     cut: int = 0
     short: str = ""
+    level: str = ""
+    foreign: dict[str, Any] = Field(default_factory=dict)
 
     def says(self, text: str) -> str:
         return f"{self.balancer}: {text}" if self.balancer else text
@@ -63,6 +65,21 @@ class Part(_Data):
 def unfinished(parts: Iterable[Part]) -> str:
     """Why those parts that are not done are not."""
     return "; ".join(part.why for part in parts if part.state != "done" and part.why)
+
+
+def objections(part: Part) -> tuple[str, ...]:
+    """What would make a drain fail for certain, known before anything is changed."""
+    found = []
+    if part.level not in ("", "admin"):
+        found.append(part.says(f"the socket has level {part.level}; write `stats socket ... level admin`"))
+    if part.foreign:
+        by = part.foreign
+        found.append(part.says(f"{_names(part)} belongs to change {by.get('change')} since {by.get('since', '?')}"))
+    return tuple(found)
+
+
+def _names(part: Part) -> str:
+    return ", ".join(dict.fromkeys(server.server for server in part.servers)) or "the server"
 
 
 def before_drain(part: Part) -> tuple[str, ...]:

@@ -201,9 +201,9 @@ def _implied(phase: str, name: str) -> tuple[Chosen, ...]:
 
 
 def _preflight(plan: Plan, phase: str) -> tuple[Chosen, ...]:
-    """The host's own checks, then those that the stack provider brings under its own name."""
-    stack = _section(plan, "stack")
-    return _sections(plan, phase) + tuple(extra for row in stack for extra in _implied(phase, row.provider.name))
+    """The host's own checks, then those that drain and stack providers bring under their own names."""
+    bringing = _section(plan, "drain") + _section(plan, "stack")
+    return _sections(plan, phase) + tuple(extra for row in bringing for extra in _implied(phase, row.provider.name))
 
 
 def _backup(plan: Plan, phase: str) -> tuple[Chosen, ...]:

@@ -10,6 +10,7 @@ from gpuchange.providers.drain.gpu_users import PROVIDER as DRAIN_GPU_USERS
 from gpuchange.providers.drain.haproxy import PROVIDER as DRAIN_HAPROXY
 from gpuchange.providers.drain.hooks import PROVIDER as DRAIN_HOOKS
 from gpuchange.providers.preflight.apt import PROVIDER as PREFLIGHT_APT
+from gpuchange.providers.preflight.haproxy import PROVIDER as PREFLIGHT_HAPROXY
 from gpuchange.providers.preflight.host import PROVIDER as PREFLIGHT_HOST
 from gpuchange.providers.record.host import PROVIDER as RECORD_HOST
 from gpuchange.providers.seal.host import PROVIDER as SEAL_HOST
@@ -19,6 +20,7 @@ from gpuchange.providers.watch.host import PROVIDER as WATCH_HOST
 
 PROVIDERS: tuple[Provider, ...] = (
     PREFLIGHT_HOST,
+    PREFLIGHT_HAPROXY,
     PREFLIGHT_APT,
     RECORD_HOST,
     BACKUP_PACKAGES,

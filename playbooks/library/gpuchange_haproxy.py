@@ -42,6 +42,7 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
     open_module,
     owned,
     read_owner,
+    refusal,
     release_owner,
     state_path,
 )
@@ -300,7 +301,10 @@ def probe(job: Job) -> NoReturn:
         where = "out of service" if out else "in service"
         why = "" if done else "%s is %s, sessions open: %s" % (job.server, where, look.left())
     short = look.short_of(int(job.args["min_serving"]))
-    job.finish("done" if done else "not_done", look, why, short=short, owner=read_owner(job.server) or {})
+    marker = read_owner(job.server) or {}
+    foreign = marker if refusal(marker, job.module.params["owner"]) else {}
+    state, level = "done" if done else "not_done", job.haproxy.level()
+    job.finish(state, look, why, short=short, owner=marker, foreign=foreign, level=level)
 
 
 def main() -> None:

@@ -49,6 +49,11 @@ class Haproxy:
         if said:
             raise HaproxyError("HAProxy refused `%s`: %s" % (command, said.splitlines()[0]))
 
+    def level(self) -> str:
+        """What this socket may do: admin | operator | user; "" where HAProxy is too old to say."""
+        said = self.ask("show cli level").split()
+        return said[0] if said and said[0] in ("admin", "operator", "user") else ""
+
     def process(self) -> Dict[str, str]:
         """pid and start of the worker that answers: another one means that runtime state may be lost."""
         info = dict(line.partition(": ")[::2] for line in self.ask("show info").splitlines())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -44,9 +45,14 @@ class HaproxyReport(Report):
 
 
 def args(view: HostView, _mode: Mode) -> dict[str, Any]:
-    given = dict(view.params)
-    names = given.pop("servers", None) or {}
-    return {**given, "backends": list(given.pop("backend", ())), "server": names.get(view.host, view.host)}
+    return arguments(view.host, view.params)
+
+
+def arguments(host: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """What the module is given: the plan's parameters, with this host's server by name."""
+    given = {key: value for key, value in params.items() if key not in ("servers", "backend")}
+    names = params.get("servers") or {}
+    return {**given, "backends": list(params.get("backend") or ()), "server": names.get(host, host)}
 
 
 def judge(_view: HostView, report: HaproxyReport) -> Verdict:
