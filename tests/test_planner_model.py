@@ -265,7 +265,7 @@ CHANGED = ("drain", "change", "stack", "seal")
 
 TestFleet = Fleet.TestCase
 TestFleet.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
