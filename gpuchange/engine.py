@@ -18,7 +18,7 @@ from gpuchange.change import Change, Connection
 from gpuchange.errors import BeforeChangeError
 from gpuchange.judging import Outcome, Situation, judge
 from gpuchange.observers import Observer
-from gpuchange.planner import Decision, Start, Step, decide, exit_code
+from gpuchange.planner import Decision, Start, Step, decide, exit_code, resumable
 from gpuchange.player import Play, Request, end_orphans, sweep
 from gpuchange.providers.contract import Provider
 from gpuchange.reports import Evidence, Failed, Reported
@@ -103,7 +103,11 @@ class Engine:
             self._step_event(Kind.LOST, host, step, direction, data={"why": "the controller ended", "after": 0.0})
             for host, step, direction in self._in_flight()
         ]
-        self._append([Event(Kind.CONTROLLER, data=data), *lost])
+        again = [
+            self._step_event(Kind.RETRY, host, step, direction, data={"why": "resumed"})
+            for host, step, direction in resumable(self.change.state)
+        ]
+        self._append([Event(Kind.CONTROLLER, data=data), *lost, *again])
         self._started = True
 
         self._knock()

@@ -263,7 +263,7 @@ class HostState:
         """Fold TURNED or LEFT."""
         self.left = event.kind is Kind.LEFT
         if event.kind is Kind.TURNED:
-            self.ordered = bool(event.data.get("ordered")) and not self.turned
+            self.ordered = self.ordered if self.turned else bool(event.data.get("ordered"))
             self.turned = self.turned or str(event.data.get("why") or "turned back")
             self._at = len(self.table.keys) - 1
             self._undo_held = True

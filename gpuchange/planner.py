@@ -24,6 +24,7 @@ __all__ = [
     "Table",
     "decide",
     "exit_code",
+    "resumable",
     "summary",
 ]
 
@@ -87,6 +88,8 @@ def decide(state: State, limits: Limits, now: float, *, stopping: bool = False, 
     finished = not (starts or turns or in_flight or wake_at is not None)
     return Decision(starts, turns, wake_at, finished, stuck | _gates(state, limits, fresh))
 
+
+_STUCK = frozenset({Status.HELD, Status.FAILED, Status.UNDO_HELD})
 
 Ready = tuple[Group, Sequence[int]]
 
@@ -224,6 +227,23 @@ def _wake_at(state: State, now: float, end: int) -> float | None:
         if _open(state, group, end)
     ]
     return min((due for due in later if due is not None), default=None)
+
+
+def resumable(state: State) -> tuple[tuple[str, Step, Direction], ...]:
+    """(host, step, direction) that a resume takes up again without being told.
+
+    Steps held or failed because nobody answered or somebody else owned the host, and what failed before its host was
+    touched: a resume says that the cause is gone, and RETRY looks before it acts.
+    """
+    found: list[tuple[str, Step, Direction]] = []
+    for ask in (Ask.OPERATOR, Ask.TURN):
+        for host in state.those(ask):
+            step = state.table.steps[host.at]
+            status = host.steps[step.key].status
+            kept_out = status in _STUCK and (host.unreachable or host.refused)
+            if kept_out or (status is Status.FAILED and not host.touched):
+                found.append((host.name, step, "undo" if status is Status.UNDO_HELD else "do"))
+    return tuple(found)
 
 
 def exit_code(state: State) -> int:

@@ -152,6 +152,23 @@ def test_a_host_that_does_not_come_back_is_held(begin: Callable[..., Path], monk
     assert statuses(home)["drain/gpu_users"] == Status.HELD
 
 
+def test_a_resume_takes_up_what_was_held_because_nobody_answered(
+    begin: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuchange.judging.FIRST_BACKOFF", 0.3)
+    monkeypatch.setattr("gpuchange.judging.LONGEST_BACKOFF", 0.3)
+    gone = {"apply": ["unreachable"], "probe": ["unreachable"] * 9}
+    home, world = begin(), World(faults={("h1", "verify_host", tasks): list(faults) for tasks, faults in gone.items()})
+    assert run(home, world) == 5
+    world.faults.clear()
+    assert run(home, world) == 0 and acted(world).count("drain_gpu_users.apply") == 1
+
+
+def test_a_resume_tries_again_what_failed_before_any_change(begin: Callable[..., Path]) -> None:
+    home, world = begin(2), World(faults={("h2", "preflight_host", "apply"): ["unreachable"]})
+    assert (run(home, world), run(home, world)) == (4, 0)
+
+
 def test_again_comes_back_to_the_same_step(begin: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "gpuchange.reports.Verdict.again",

@@ -9,7 +9,7 @@ import pytest
 from gpuchange.errors import IllegalTransition
 from gpuchange.phase import NOTHING_TO_UNDO, Irreversible, Phase, Play
 from gpuchange.phases import PHASES
-from gpuchange.planner import Limits, Start, State, Table, decide, exit_code, summary
+from gpuchange.planner import Limits, Start, State, Table, decide, exit_code, resumable, summary
 from gpuchange.states import Event, Kind, Status
 from tests.simulate import PROVIDERS, Outcome, Simulation, full_table, intents, simulated
 
@@ -427,7 +427,7 @@ def test_an_unreachable_host_is_asked_again_when_due_and_counted() -> None:
     assert state.hosts["h0"].steps["preflight", "host"].silent
     [probe] = decide(state, Limits(), 110.0).starts
     told(state, probe, now=110.0)
-    assert state.hosts["h0"].steps["preflight", "host"][4:] == (0, False, "", 0.0, False)
+    assert state.hosts["h0"].steps["preflight", "host"][4:9] == (0, False, "", 0.0, False)
 
 
 def test_a_host_held_because_nobody_answers_holds_its_slot_and_others_finish() -> None:
@@ -436,6 +436,27 @@ def test_a_host_held_because_nobody_answers_holds_its_slot_and_others_finish() -
     assert summary(run.state) == {"h0": "held: stack", "h1": "done", "h2": "done"}
     assert exit_code(run.state) == 5 and run.state.hosts["h0"].out
     assert again(run, answer(Kind.RETRY, "h0", "stack", "apt")) == 0
+
+
+def test_a_resume_takes_up_what_nobody_answered_and_what_failed_before_it_was_touched() -> None:
+    held = Outcome(kind=Kind.HELD, data={"why": "no route", "unreachable": True})
+    lines = {
+        ("h0", "stack do apply"): [held],
+        ("h1", "backup do apply"): [REJECT],
+        ("h2", "verify do apply"): [REJECT],
+        ("h2", "stack undo undo"): [held],
+        ("h3", "stack do apply"): [HOLD],
+        ("h4", "verify do apply"): [REJECT],
+        ("h4", "stack undo undo"): [REJECT],
+    }
+    run = simulated(5, lines, max_unavailable=5, stop_after_failures=9)
+    again = [(host, *step.key, direction) for host, step, direction in resumable(run.state)]
+    assert again == [("h0", "stack", "apt", "do"), ("h2", "stack", "apt", "undo"), ("h1", "backup", "rsync", "do")]
+    for host, phase, provider, direction in again:
+        run.record([answer(Kind.RETRY, host, phase, provider, direction)])
+    run.run()
+    words = {"h0": "done", "h1": "done", "h2": "rolled back", "h3": "held: stack", "h4": "held: stack"}
+    assert summary(run.state) == words
 
 
 def test_no_slot_left_ends_the_change_and_says_so() -> None:
@@ -514,6 +535,22 @@ def test_a_finished_change_goes_back_one_host_at_a_time() -> None:
         for phase, provider in reversed(full_table().keys)
         if full_table().step(phase, provider).undoable
     ]
+
+
+def test_a_rollback_that_was_ordered_and_proved_is_a_success() -> None:
+    run = simulated(2)
+    ordered = [Event(Kind.TURNED, host, data={"why": "ordered", "ordered": True}) for host in run.hosts]
+    assert again(run, ordered[0], turn("h0"), ordered[1]) == 0
+    assert set(summary(run.state).values()) == {"rolled back"}
+    assert again(simulated(1, {("h0", "watch do apply"): [REJECT]}), ordered[0]) == 3  # it was back already
+
+
+def test_a_host_that_belongs_to_somebody_else_is_a_lock_until_a_resume() -> None:
+    refused = Outcome(kind=Kind.HELD, data={"why": "it belongs to change X", "refused": {"kind": "locked"}})
+    run = simulated(2, {("h1", "record do apply"): [refused]}, max_unavailable=2)
+    assert drained(run) == [] and exit_code(run.state) == 7
+    [(host, step, direction)] = resumable(run.state)
+    assert again(run, answer(Kind.RETRY, host, *step.key, direction)) == 0
 
 
 def test_undo_goes_before_new_forward_work() -> None:
