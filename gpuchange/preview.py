@@ -188,10 +188,13 @@ def found_versions(body: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def moves(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """What moved between two findings, in one line: "driver 550.54.14 → 570.86.10, cuda 12.4 → 12.8"."""
-    moved = [name for name in COMPONENTS if name in after and before.get(name) != after[name]]
-    return ", ".join(f"{name} {before.get(name) or 'absent'} → {after[name] or 'absent'}" for name in moved)
+def moved(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
+    """For each component what became of it: "550.54.15 → 570.172.08", or its version if it did not move."""
+    return tuple(_move(before.get(name, ""), after.get(name, "")) for name in COMPONENTS)
+
+
+def _move(before: str, after: str) -> str:
+    return (before or "-") if before == after else f"{before or 'absent'} → {after or 'absent'}"
 
 
 def same_version(found: str, wanted: str) -> bool:

@@ -83,7 +83,7 @@ def test_apply_shows_asks_acts_and_sums_up(world: World, capsys: Captured) -> No
     out = capsys.readouterr().out
     assert "2 to change, 0 as wanted already" in out
     assert "h1 drain/gpu_users done" in out
-    assert "HOST  BEFORE → AFTER" in out
+    assert "HOST  DRIVER" in out
     assert "done (exit 0)" in out
     assert "most hosts out of service at once: 1" in out
     assert main(["status"]) == 0

@@ -10,7 +10,7 @@ from gpuchange import plan as plans
 from gpuchange.cli import render
 from gpuchange.phase import NOTHING_TO_UNDO, Irreversible, Phase, Play
 from gpuchange.phases import PHASES
-from gpuchange.preview import Row, build, downtime, found_versions, moves, rows, same_version, wanted_versions
+from gpuchange.preview import Row, build, downtime, found_versions, moved, rows, same_version, wanted_versions
 from gpuchange.providers.contract import HostView, Params, Provider
 from gpuchange.reports import Report
 
@@ -81,9 +81,9 @@ def test_a_finer_version_is_the_same(found: str, wanted: str, same: bool) -> Non
     assert same_version(found, wanted) is same
 
 
-def test_moves_are_said_in_one_line() -> None:
+def test_what_moved_is_said_for_each_component() -> None:
     before, after = {"driver": "550.54.15", "cuda": "12.4"}, {"driver": "570.172.08", "cuda": "12.4", "cudnn": "9.8"}
-    assert moves(before, after) == "driver 550.54.15 → 570.172.08, cudnn absent → 9.8"
+    assert moved(before, after) == ("550.54.15 → 570.172.08", "12.4", "absent → 9.8", "-")
 
 
 def test_downtime_counts_from_drain_to_release() -> None:

@@ -82,7 +82,9 @@ class Plain:
     def _note(self, event: Event) -> None:
         if event.host and event.phase:
             with self._lock:
-                self._working[event.host] = story.sentence(event)
+                self._working.pop(event.host, None)
+                if event.kind in story.GOES_ON:
+                    self._working[event.host] = story.sentence(event)
 
     def _repeats(self, event: Event) -> bool:
         """A wait is said once, and again only when its reason is another."""

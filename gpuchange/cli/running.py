@@ -99,21 +99,21 @@ def _proof(found: changes.Change) -> list[str]:
     return ["going back, this was found:", *lines] if lines else []
 
 
-SUMMARY_HEAD = ("HOST", "BEFORE → AFTER", "RESULT", "OUT OF SERVICE")
+SUMMARY_HEAD = ("HOST", "DRIVER", "CUDA", "CUDNN", "CONTAINER TOOLKIT", "RESULT", "OUT OF SERVICE")
 
 
 def summary_table(found: changes.Change) -> str:
     return words.table(SUMMARY_HEAD, summary_rows(found))
 
 
-def summary_rows(found: changes.Change) -> list[tuple[str, str, str, str]]:
+def summary_rows(found: changes.Change) -> list[tuple[str, ...]]:
     """Per host: versions before → after, where it stands, how long it was out of service."""
     from gpuchange import preview
 
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for host in found.hosts:
         before, after = (preview.found_versions(body) for body in changes.first_and_last(found, host))
         stands, at = story.standing(found.state.hosts[host])
         result = f"{stands} ({at})" if at else stands
-        rows.append((host, preview.moves(before, after) or "unchanged", result, changes.out_of_service(found, host)))
+        rows.append((host, *preview.moved(before, after), result, changes.out_of_service(found, host)))
     return rows

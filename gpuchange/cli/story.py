@@ -43,8 +43,12 @@ _SAID: dict[tuple[Kind, str], str] = {
 _TOLD = frozenset({Kind.NOTE, Kind.CREATED})
 """Kinds without a reason of their own: their data is shown as it is."""
 
-QUIET = frozenset({Kind.STARTED, Kind.PROBING, Kind.CREATED, Kind.CONTROLLER, Kind.NOTE})
+QUIET = frozenset({Kind.STARTED, Kind.PROBING, Kind.CREATED, Kind.CONTROLLER, Kind.NOTE, Kind.ENDED})
 """Kinds that a live log leaves out: the outcome says it again."""
+
+
+GOES_ON = frozenset({Kind.STARTED, Kind.PROBING, Kind.AGAIN, Kind.LOST})
+"""Kinds after which the step is still to end."""
 
 
 def subject(event: Event) -> str:
