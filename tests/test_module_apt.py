@@ -220,6 +220,18 @@ def test_cuda_link_turns_only_where_it_follows_by_itself() -> None:
     assert cuda_turn({}, auto, False) == "" and toolkit_package("/usr/local/cuda-12.4") == "cuda-toolkit-12-4"
 
 
+def test_modinfo_records() -> None:
+    text = (
+        "filename:       /lib/modules/6.1/updates/dkms/nvidia-current.ko.xz\nversion:        535.1\n"
+        "supported:      external\n"
+        "filename:       /lib/modules/6.1/updates/dkms/nvidia-current-uvm.ko\nversion:        535.1\n"
+        "name: x\nfilename:       (builtin)\n"
+    )
+    found = driver.parse_modinfo(text)
+    assert sorted(found) == ["nvidia", "nvidia_uvm"] and found["nvidia"]["version"] == "535.1"
+    assert driver.module_name("/x/nvidia-drm.ko") == "nvidia_drm"
+
+
 def test_driver_witnesses() -> None:
     text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  Release Build  (x)\n"
     assert driver.parse_proc_version(text) == "570.172.08" and driver.is_open(text)

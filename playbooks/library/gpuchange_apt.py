@@ -54,7 +54,7 @@ def found_before(module: AnsibleModule, args: dict[str, Any]) -> dict[str, Any] 
 
 def apply(module: AnsibleModule, args: dict[str, Any]) -> NoReturn:
     with owned(module):
-        before = save_once(state_path(module, BEFORE), look_before())
+        before = read_json(state_path(module, BEFORE)) or save_once(state_path(module, BEFORE), look_before())
         walk = Walk(module, Target.forward(args["transaction"]), before)
         walk.packages()
         path = cuda_turn(args["transaction"]["mains"], alternatives(), bool(args.get("cuda_select")))

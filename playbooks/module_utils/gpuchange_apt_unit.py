@@ -125,6 +125,8 @@ def restore_holds(job: dict[str, Any]) -> bool:
         run(["apt-mark", "hold", *missing])
     if extra:
         run(["apt-mark", "unhold", *extra])
+    if not missing and not extra:
+        return True
     return wanted - set(output(["apt-mark", "showhold"]).split()) <= wanted - present
 
 

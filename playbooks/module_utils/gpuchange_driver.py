@@ -47,13 +47,28 @@ def _parts(text: str) -> List[Tuple[int, int, str]]:
 
 def modules_on_disk(kernel: str) -> Dict[str, Dict[str, str]]:
     """{module: {version, file}} of NVIDIA's modules that `kernel` would load."""
-    found = {}
-    for name in MODULES:
-        rc, out, _ = run(["modinfo", "-k", kernel, name])
-        fields = dict(re.findall(r"^(filename|version):\s+(.*)$", out, flags=re.M))
-        if rc == 0 and fields.get("filename", "").startswith("/"):
-            found[name] = {"version": fields.get("version", ""), "file": fields["filename"]}
+    _, out, _ = run(["modinfo", "-k", kernel, *MODULES], limit=1024 * 1024)
+    return parse_modinfo(out)
+
+
+def parse_modinfo(text: str) -> Dict[str, Dict[str, str]]:
+    """modinfo's records, one for each file: {module: {version, file}}; built-in ones have no file."""
+    found: Dict[str, Dict[str, str]] = {}
+    entry: Dict[str, str] = {}
+    for field, value in re.findall(r"^(filename|version):\s+(.*)$", text, flags=re.M):
+        if field == "filename":
+            entry = {"version": "", "file": value}
+            if value.startswith("/"):
+                found[module_name(value)] = entry
+        else:
+            entry["version"] = value
     return found
+
+
+def module_name(path: str) -> str:
+    """/lib/.../nvidia-current-uvm.ko.zst → nvidia_uvm: Debian puts the flavour into the file's name."""
+    stem = os.path.basename(path).partition(".ko")[0].replace("-", "_")
+    return re.sub(r"^nvidia_(current|tesla(_\d+)?|legacy_\w+?xx)(?=_|$)", "nvidia", stem)
 
 
 def disk_problem(wanted: str, kernel: str, modules: Dict[str, Dict[str, str]]) -> str:

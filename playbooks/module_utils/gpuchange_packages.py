@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
 import os
@@ -75,6 +76,7 @@ def parse_installed(text: str, native: str) -> dict[str, dict[str, str]]:
     return rows
 
 
+@functools.lru_cache(maxsize=1)
 def native_architecture() -> str:
     return run(["dpkg", "--print-architecture"])[1].strip() or "amd64"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from typing import Any, Dict, List, NoReturn
+from typing import Any, Dict, List, NoReturn, Optional
 
 from ansible.module_utils import gpuchange_apt_unit
 from ansible.module_utils.basic import AnsibleModule
@@ -41,6 +41,7 @@ from ansible.module_utils.gpuchange_unit import (
     wait_for_unit,
 )
 
+Rows = Dict[str, Dict[str, str]]
 BEFORE = "stack-before.json"
 GIVEN_BACK = "stack-automatic-upgrades.json"
 BOOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -79,9 +80,9 @@ class Target:
     def touched(self) -> List[str]:
         return sorted(set(self.install) | set(self.remove))
 
-    def remaining(self) -> List[Move]:
+    def remaining(self, rows: Optional[Rows] = None) -> List[Move]:
         """What still differs from the target, half-installed packages included."""
-        rows = installed()
+        rows = installed() if rows is None else rows
         moves = []
         for name, version in sorted(self.install.items()):
             row = rows.get(name, {"version": "", "status": ""})
@@ -127,7 +128,7 @@ class Walk:
             driver=driver_state(),
             boot_id=boot_id(),
             rebooted=self._boot_before() not in ("", boot_id()),
-            left=len(self.target.remaining()),
+            left=len(self.target.remaining(rows)),
             repaired=self.repaired,
             holds=marks("showhold"),
             alternatives=alternatives(),
@@ -244,7 +245,7 @@ class Walk:
         new = [name for name in self.target.install if name not in versions and name not in succeeded | mains]
         return {
             "targets": targets,
-            "env": dict(QUIET, **(Store(self.module).offline(hooks=True).env)),
+            "env": dict(QUIET, **Store(self.module).offline(hooks=True).env) if targets else QUIET,
             "touched": self.target.touched,
             "holds": self.before["holds"],
             "renamed": self.target.renamed,

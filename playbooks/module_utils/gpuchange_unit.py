@@ -156,8 +156,8 @@ def _lives(begun: dict[str, Any]) -> bool:
 
 
 def _starting(name: UnitName) -> dict[str, Any]:
-    """Before the runner has said that it began, only systemd knows of it."""
-    if _has_systemd():
+    """Before the runner has said that it began, only systemd knows of it; nobody, if it was never ordered."""
+    if os.path.exists(name.file("spec")) and _has_systemd():
         _, out, _ = run(["systemctl", "show", "--property=ActiveState", name.unit])
         if out.strip().rpartition("=")[2] in LIVE:
             return {"state": "running"}
