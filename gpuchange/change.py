@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,6 +172,7 @@ class Change:
     state: State
     meta: Mapping[str, Any]  # what the change began with; read once, it may name many hosts
     bodies: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)  # host → (which, step) → digest
+    retries: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # host, phase, provider, direction
 
     @classmethod
     def open(cls, home: Path, *, readonly: bool = False) -> Change:
@@ -211,6 +213,8 @@ class Change:
 
     def fold(self, event: Event, now: float = 0.0) -> None:
         self.state.apply(event, now)
+        if event.kind is Kind.RETRY:
+            self.retries[event.host, event.phase, event.provider, event.direction] += 1
         if not event.body:
             return
         step, kept = f"{event.phase}/{event.provider}", self.bodies.setdefault(event.host, {})
@@ -237,6 +241,7 @@ class Change:
             last=self.reports(host, "last"),
             own=self.journal.body(own) if own else None,
             waited=self.state.hosts[host].steps[step.key].waited,
+            retries=self.retries[host, *step.key, direction],
             direction="undo" if play.tasks == "undo" else "do",
         )
 

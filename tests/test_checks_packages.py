@@ -119,7 +119,8 @@ def test_no_way_back_must_be_accepted_for_that_host() -> None:
 
 
 def test_args_carry_the_accepted_transaction_and_the_seal() -> None:
-    built = args(view(), "undo")
+    built = args(view(retries=2), "undo")
+    assert built["generation"] == 2
     assert built["transaction"] == TRANSACTION
     assert built["sealed"] == {"versions": {"x": "1"}, "holds": ["x"], "auto": [], "alternatives": {}, "driver": ""}
     assert sealed_packages({}, "") is None

@@ -26,7 +26,7 @@ class HostView:
     `plan` is the whole plan as JSON data; `params` this provider's part of it. `first` and `last` map
     "phase/provider" to the first and the latest accepted report body of this host in this change; `own` is
     this step's first report of any verdict (state found before the first action). `waited` is the seconds this
-    step has been answered with `again`.
+    step has been answered with `again`; `retries` how often an operator has said to try it again in this direction.
     """
 
     host: str
@@ -36,6 +36,7 @@ class HostView:
     last: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     own: Mapping[str, Any] | None = None
     waited: float = 0.0
+    retries: int = 0
     direction: Literal["do", "undo"] = "do"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -54,6 +55,7 @@ QUIET = {
     "UCF_FORCE_CONFFOLD": "1",
 }
 DEADLINE_S = 3000.0
+RETRIES = 16
 STEPS = ("install", "complete", "repair")
 NOT_YET = "host answered but has not rebooted yet (boot_id unchanged)"
 
@@ -111,6 +113,7 @@ class Walk:
     def __init__(self, module: AnsibleModule, target: Target, before: Dict[str, Any]) -> None:
         self.module, self.target, self.before = module, target, before
         self.generation = int(args_of(module).get("generation", 0))
+        self.forward = direction_of(module) == "do"
         self.repaired: List[str] = []
         self.changed = False
 
@@ -167,17 +170,19 @@ class Walk:
 
     def _await_other_direction(self) -> None:
         """Turned back in the middle: what the other direction has set going must have ended before this one acts."""
-        for name in [self._other(step) for step in STEPS]:
+        for name in [name for step in STEPS for name in self._others(step)]:
             if unit_state(name)["state"] == "running" and wait_for_unit(name, 30.0)["state"] == "running":
                 self.end("running", "the transaction of the other direction still runs (%s)" % name.unit)
-        reboot = self._other("reboot")
-        ordered = read_json(reboot.file("from"), {}) or {}
-        if ordered.get("boot_id") == boot_id() and unit_state(reboot).get("rc", 0) == 0:
-            self.end("running", NOT_YET, rebooting=True)
+        for reboot in self._others("reboot"):
+            ordered = read_json(reboot.file("from"), {}) or {}
+            if ordered.get("boot_id") == boot_id() and unit_state(reboot).get("rc", 0) == 0:
+                self.end("running", NOT_YET, rebooting=True)
 
-    def _other(self, step: str) -> UnitName:
-        direction = "undo" if direction_forward(self.module) else "do"
-        return UnitName(change_of(self.module), phase_of(self.module), direction, step, self.generation)
+    def _others(self, step: str) -> List[UnitName]:
+        """The units that the other direction has ordered for `step`, an operator's retries included."""
+        direction, change, phase = "undo" if self.forward else "do", change_of(self.module), phase_of(self.module)
+        names = [UnitName(change, phase, direction, step, number) for number in range(RETRIES)]
+        return [name for name in names if os.path.exists(name.file("spec"))]
 
     def _state(self, step: str) -> str:
         return str(unit_state(unit_name(self.module, step, self.generation))["state"])
@@ -208,7 +213,7 @@ class Walk:
             self.end("not_done", "not in the package store of this change: %s" % ", ".join(missing))
         targets = paths + [move["name"] + "-" for move in self.target.remaining() if not move["to"]]
         moves, why = store.offline().simulate(targets)
-        if why and direction_forward(self.module):
+        if why and self.forward:
             self.end("not_done", "apt cannot make this change any more: %s" % why)
         drift = sorted({move["name"] for move in moves} - set(self.target.touched))
         if drift:
@@ -251,9 +256,9 @@ class Walk:
             "renamed": self.target.renamed,
             "auto": self.before["auto"],
             "new_auto": new,
-            "purge": self.target.remove if not direction_forward(self.module) else [],
+            "purge": self.target.remove if not self.forward else [],
             "given_back": state_path(self.module, GIVEN_BACK),
-            "fix_broken": not direction_forward(self.module),
+            "fix_broken": not self.forward,
         }
 
     def _put_right(self) -> None:
@@ -319,10 +324,6 @@ class Walk:
         if done["state"] == "lost":
             run(["systemctl", "reboot"])  # still the same boot: the order was lost, not carried out
         self.end("running", NOT_YET, rebooting=True)
-
-
-def direction_forward(module: AnsibleModule) -> bool:
-    return direction_of(module) == "do"
 
 
 def failure(done: Dict[str, Any]) -> str:

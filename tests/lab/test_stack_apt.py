@@ -111,6 +111,19 @@ def test_turned_back_in_the_middle_waits_for_the_running_transaction(player: Pla
     assert player.sh(EVERYTHING) == before
 
 
+def test_a_question_nobody_answers_ends_at_the_deadline_and_an_operators_retry_completes(player: Player) -> None:
+    args, boots = prepare(player, {"container_toolkit": "1.17.8"}), player.host.boots
+    player.host.break_("apt-hangs")
+    late = player.until("stack_apt", "apply", {**args, "deadline_s": 5})
+    assert late["state"] == "not_done" and "did not end within its deadline" in late["why"], late
+    player.host.mend("apt-hangs")
+    same = player.until("stack_apt", "apply", args)
+    assert same["state"] == "not_done", "only an operator's retry starts the transaction anew"
+    again = player.until("stack_apt", "apply", {**args, "generation": 1})
+    assert again["state"] == "done" and player.host.boots == boots, again
+    assert player.sh("dpkg --audit") == ""
+
+
 def test_a_power_cut_inside_dpkg_is_repaired_once_and_completed(player: Player) -> None:
     player.sh("apt-mark hold nvidia-driver-550")
     args, since = prepare(player), ledger_length(player)

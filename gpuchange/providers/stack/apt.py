@@ -60,7 +60,7 @@ def args(view: HostView, _mode: Mode) -> dict[str, Any]:
         "sealed": sealed_packages(seal, driver),
         "cuda_select": bool(view.params.get("cuda_select")),
         "deadline_s": view.params.get("deadline"),
-        "generation": int(getattr(view, "retries", 0)),
+        "generation": view.retries,
     }
 
 
