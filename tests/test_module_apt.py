@@ -69,6 +69,7 @@ def test_a_missing_version_names_what_is_offered() -> None:
 
 
 def test_two_builds_of_one_version_are_ambiguous_unless_apt_prefers_one() -> None:
+    """Case: same-branch-two-repos-suffix-conflict."""
     rows = driver_packages("530.41.03", "0ubuntu1") + driver_packages("530.41.03", "0ubuntu0.22.04.2")
     choice = choose({"driver": "530.41.03"}, offer(*rows), installed("525.85.12"))
     assert "ambiguous: 530.41.03-0ubuntu0.22.04.2, 530.41.03-0ubuntu1" in choice.problems[0]
@@ -79,6 +80,7 @@ def test_two_builds_of_one_version_are_ambiguous_unless_apt_prefers_one() -> Non
 
 
 def test_a_mixed_set_is_refused_with_its_table() -> None:
+    """Case: same-branch-two-repos-suffix-conflict."""
     mixed = {"nvidia-dkms-530": "530.41.03-0ubuntu0.22.04.2", "nvidia-kernel-common-530": "530.30.02-0ubuntu1"}
     choice = choose({"driver": "535.1.2"}, offer(), mixed)
     assert (
@@ -88,6 +90,7 @@ def test_a_mixed_set_is_refused_with_its_table() -> None:
 
 
 def test_a_missing_fabric_manager_is_a_problem_not_a_removal() -> None:
+    """Case: fabricmanager-differs-in-patch-level."""
     rows = [*driver_packages("530.41.03"), package("nvidia-fabricmanager-530", "530.30.02-1")]
     choice = choose({"driver": "530.41.03"}, offer(*rows), installed("525.85.12", "", "nvidia-fabricmanager"))
     assert any("nvidia-fabricmanager-530 530.41.03 is not offered" in problem for problem in choice.problems)
@@ -233,6 +236,7 @@ def test_modinfo_records() -> None:
 
 
 def test_driver_witnesses() -> None:
+    """Case: mixed-module-set-nvidia-vs-modeset."""
     text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  Release Build  (x)\n"
     assert driver.parse_proc_version(text) == "570.172.08" and driver.is_open(text)
     assert driver.parse_proc_version("") == ""
@@ -275,6 +279,7 @@ def reboots(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_reboot_is_asked_for_once_and_not_judged_on_the_old_boot(walk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case: reboot-module-true-before-reboot."""
     started = reboots(monkeypatch)
     for _ in range(2):
         with pytest.raises(SystemExit, match="running: host answered but has not rebooted yet"):
@@ -284,6 +289,7 @@ def test_reboot_is_asked_for_once_and_not_judged_on_the_old_boot(walk: Any, monk
 
 
 def test_a_second_reboot_is_never_tried(walk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case: reboot-does-not-cure-mismatch."""
     started = reboots(monkeypatch)
     host.save_once(walk._boot_file(), {"boot_id": "11111111-1111-1111-1111-111111111111"})
     monkeypatch.setattr(walk, "_comes", lambda _wanted, _patience: False)
@@ -293,6 +299,7 @@ def test_a_second_reboot_is_never_tried(walk: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_missing_module_after_the_reboot_is_named(walk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case: reboot-does-not-cure-mismatch."""
     host.save_once(walk._boot_file(), {"boot_id": "11111111-1111-1111-1111-111111111111"})
     monkeypatch.setattr(stack, "boot_kernel", lambda: "6.8.0-60")
     monkeypatch.setattr(stack, "modules_on_disk", lambda _kernel: {})
@@ -303,6 +310,7 @@ def test_a_missing_module_after_the_reboot_is_named(walk: Any, monkeypatch: pyte
 
 @pytest.mark.parametrize("reads", [["\a\r\nBroadcast message", "x"], ["", ""], ["a" * 36, "b" * 36]])
 def test_noise_is_no_new_boot(reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case: reboot-module-true-before-reboot."""
     answers = iter(reads)
     monkeypatch.setattr(stack, "boot_id", lambda: next(answers))
     assert stack.steady_boot_id("old") == "old"

@@ -45,6 +45,7 @@ def test_runs_once_and_answers_from_its_result(module: Any, tmp_path: Path) -> N
 
 
 def test_attaches_to_what_runs(module: Any, tmp_path: Path) -> None:
+    """Case: async-job-file-vanishes."""
     gate, ledger = tmp_path / "gate", tmp_path / "ledger"
     argv = ["sh", "-c", f"echo acted >> {ledger}; while [ ! -e {gate} ]; do sleep 0.05; done"]
     assert unit.host_unit(module, "install", argv, wait_s=0.1)["state"] == "running"
@@ -55,6 +56,7 @@ def test_attaches_to_what_runs(module: Any, tmp_path: Path) -> None:
 
 
 def test_a_killed_runner_is_lost_and_not_started_again(module: Any, tmp_path: Path) -> None:
+    """Case: async-job-file-vanishes."""
     ledger = tmp_path / "ledger"
     argv = ["sh", "-c", f"echo $$ >> {ledger}; exec sleep 60"]
     unit.host_unit(module, "install", argv, wait_s=0.1)

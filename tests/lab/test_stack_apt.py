@@ -50,6 +50,7 @@ def ledger_length(player: Player) -> int:
 
 
 def test_there_and_back_exactly_and_without_a_network(player: Player) -> None:
+    """Case: rollback-impossible-old-deb-gone."""
     player.sh("apt-mark hold nvidia-driver-550 libcudnn9-cuda-12 bash; apt-mark auto nvidia-utils-550")
     before, boots, since = player.sh(EVERYTHING), player.host.boots, ledger_length(player)
     args = prepare(player)
@@ -81,6 +82,7 @@ def test_look_leaves_no_trace_and_a_second_one_finds_all_as_wanted(player: Playe
 
 
 def test_a_controller_killed_in_the_middle_finds_its_transaction_again(player: Player) -> None:
+    """Case: async-job-file-vanishes, apt-prompt-leaves-orphan-dpkg."""
     args, since, boots = prepare(player), ledger_length(player), player.host.boots
     player.host.break_("apt-hangs")
     process = player.start("stack_apt", "apply", args)
@@ -112,6 +114,7 @@ def test_turned_back_in_the_middle_waits_for_the_running_transaction(player: Pla
 
 
 def test_a_question_nobody_answers_ends_at_the_deadline_and_an_operators_retry_completes(player: Player) -> None:
+    """Case: apt-prompt-leaves-orphan-dpkg."""
     args, boots = prepare(player, {"container_toolkit": "1.17.8"}), player.host.boots
     player.host.break_("apt-hangs")
     late = player.until("stack_apt", "apply", {**args, "deadline_s": 5})
@@ -125,6 +128,7 @@ def test_a_question_nobody_answers_ends_at_the_deadline_and_an_operators_retry_c
 
 
 def test_a_power_cut_inside_dpkg_is_repaired_once_and_completed(player: Player) -> None:
+    """Case: interrupted-dpkg-reboot-loop."""
     player.sh("apt-mark hold nvidia-driver-550")
     args, since = prepare(player), ledger_length(player)
     player.host.break_("apt-hangs")
@@ -156,6 +160,7 @@ def test_a_module_that_does_not_build_fails_without_a_reboot_and_rolls_back(play
 
 
 def test_only_what_the_plan_names_moves(player: Player) -> None:
+    """Case: ansible-apt-upgrade-drops-holds."""
     player.sh("apt-mark hold nvidia-driver-550 libcudnn9-cuda-12")
     boots = player.host.boots
     args = prepare(player, {"container_toolkit": "1.17.8"})
@@ -178,6 +183,7 @@ def test_preflight_says_what_is_in_the_way(player: Player) -> None:
 
 
 def test_an_old_package_that_is_nowhere_to_be_had_is_named_before_anything_moves(player: Player) -> None:
+    """Case: rollback-impossible-old-deb-gone."""
     player.host.break_("repo-old-gone")
     chosen = player.until("preflight_apt", "apply", {"wanted": NEW})
     assert chosen["state"] == "done" and "nvidia-driver-550 550.54.15-0ubuntu1" in chosen["not_obtainable"], chosen
@@ -186,6 +192,7 @@ def test_an_old_package_that_is_nowhere_to_be_had_is_named_before_anything_moves
 
 
 def test_a_toolkit_chosen_by_hand_stays_active_and_keeps_its_mode(player: Player) -> None:
+    """Case: alternatives-chain-behind-usr-local-cuda."""
     player.sh("update-alternatives --set cuda /usr/local/cuda-12.4")
     args = prepare(player, {"cuda": "12.8.1"})
     done = player.until("stack_apt", "apply", args)
