@@ -125,15 +125,6 @@ def test_the_balancer_tells_who_took_a_host_out_and_why(lab: Lab) -> None:
     assert lab.host("lb1").run(["sh", "-c", "ls /var/lib/gpuchange/owner-*"], check=False) == ""
 
 
-def test_a_host_drained_by_somebody_else_stays_drained(lab: Lab) -> None:
-    """cases: slurm-foreign-drain-reason-overwritten, at a load balancer"""
-    lab.haproxy("set server gpu/gpu1 state drain")
-    change = Change(lab)
-    assert change.settle("drain/haproxy", "apply", "gpu1", **HAPROXY).kind is Kind.ACCEPTED
-    assert change.settle("drain/haproxy", "undo", "gpu1", **HAPROXY).kind is Kind.ACCEPTED
-    assert admin(lab) == "drain"
-
-
 def test_unknown_balancer_and_backend_are_named(lab: Lab) -> None:
     change = Change(lab)
     nobody = change.play("drain/haproxy", "probe", "gpu1", balancers=["nope"])
@@ -181,15 +172,15 @@ def test_what_is_left_after_the_listed_services_is_named_and_lives(lab: Lab) -> 
 
 def test_only_what_ran_is_started_again_also_after_a_reboot(lab: Lab) -> None:
     host, change = lab.host("gpu1"), Change(lab)
-    host.run(["systemctl", "disable", "--now", "systemd-logind"], check=False)
-    both = {**STOP, "services": [MODEL, "systemd-networkd-wait-online.service"]}
-    idle = active(host, "systemd-networkd-wait-online.service")
+    host.run(["tee", "/etc/systemd/system/idle.service"], stdin="[Service]\nExecStart=/bin/sleep 600\n")
+    host.run(["systemctl", "daemon-reload"])
+    both = {**STOP, "services": [MODEL, "idle.service"]}
     assert change.settle("drain/gpu_users", "apply", "gpu1", **both).kind is Kind.ACCEPTED
     host.power("cycle")
     host.wait_ready()
     wait_until(lambda: active(host) == "active", timeout=30, what="the enabled service to start by itself")
     assert change.settle("drain/gpu_users", "undo", "gpu1", **both).kind is Kind.ACCEPTED
-    assert change.last["started"] == [MODEL] and idle != "active"
+    assert change.last["started"] == [MODEL] and active(host, "idle") == "inactive"
 
 
 def test_a_service_that_does_not_exist_is_named_before_anything_is_stopped(lab: Lab) -> None:
@@ -219,15 +210,6 @@ def test_hooks_run_once_in_order_on_both_machines(lab: Lab, tmp_path: Any) -> No
     assert log.read_text() == "first gpu1 T-1\nthird\n"
     assert host.run(["cat", "/root/hooks"]) == "second\nsecond\n"
     assert change.play("drain/hooks", "probe", "gpu1", aim="do", before_drain=hooks).kind is Kind.ACCEPTED
-
-
-def test_a_hook_longer_than_a_call_is_attached_to(lab: Lab) -> None:
-    host, change = lab.host("gpu1"), Change(lab)
-    host.run(["rm", "-f", "/root/slow"])
-    slow = {"command": ["/bin/sh", "-c", "echo begun >> /root/slow; sleep 50"], "on": "host", "timeout": "90s"}
-    assert change.play("drain/hooks", "apply", "gpu1", before_drain=[slow]).kind is Kind.AGAIN
-    assert change.settle("drain/hooks", "apply", "gpu1", before_drain=[slow], waited=1.0).kind is Kind.ACCEPTED
-    assert host.run(["cat", "/root/slow"]) == "begun\n"
 
 
 # -------------------------------------------------------------------------------------------------- watch
@@ -270,14 +252,12 @@ def test_two_hosts_that_leave_at_once_do_not_count_on_each_other(lab: Lab) -> No
     assert sorted([admin(lab, "gpu1"), admin(lab, "gpu2")]) == ["drain", "ready"]
 
 
-@pytest.mark.parametrize("moment", ["while draining", "after the drain"])
-def test_haproxy_restarted_meanwhile_ends_as_found(lab: Lab, moment: str) -> None:
+def test_haproxy_restarted_meanwhile_is_drained_again_and_ends_as_found(lab: Lab) -> None:
     change = Change(lab)
     change.settle("drain/haproxy", "apply", "gpu1", **HAPROXY)
     lab.host("lb1").run(["systemctl", "restart", "haproxy"])
     lab.wait_serving()
-    if moment == "while draining":
-        assert change.settle("drain/haproxy", "apply", "gpu1", **HAPROXY).kind is Kind.ACCEPTED
-        assert admin(lab) == "drain"
+    assert change.settle("drain/haproxy", "apply", "gpu1", **HAPROXY).kind is Kind.ACCEPTED
+    assert admin(lab) == "drain"
     assert change.settle("drain/haproxy", "undo", "gpu1", **HAPROXY).kind is Kind.ACCEPTED
     assert admin(lab) == "ready"
