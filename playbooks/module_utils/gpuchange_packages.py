@@ -7,6 +7,7 @@ import glob
 import hashlib
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ansible.module_utils.gpuchange_host import read_text, run
@@ -24,6 +25,8 @@ ALTERNATIVES_FOLDER = "/var/lib/dpkg/alternatives"
 QUERY = "${Package}\\t${Architecture}\\t${Version}\\t${db:Status-Want}\\t${db:Status-Status}\\t${Multi-Arch}\\n"
 PIN_FILES = ("/etc/apt/preferences", "/etc/apt/preferences.d/*")
 SOURCE_FILES = ("/etc/apt/sources.list", "/etc/apt/sources.list.d/*")
+# apt-cache and apt-mark, run by root, would write their package cache to the disk: looking must leave no trace.
+IN_MEMORY = ("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
 LIMIT = 16 * 1024 * 1024
 
 
@@ -38,14 +41,17 @@ def packages_snapshot() -> dict[str, Any]:
     rows = installed()
     stack = {key: row for key, row in rows.items() if is_stack(row["name"])}
     others = sorted("%s=%s" % (key, row["version"]) for key, row in rows.items() if key not in stack)
-    marked_auto = set(marks("showauto"))
+    with ThreadPoolExecutor(max_workers=3) as pool:  # each reads all package lists anew, so as not to write a cache
+        holds, auto = pool.submit(marks, "showhold"), pool.submit(marks, "showauto")
+        found_origins = pool.submit(origins, sorted(stack))
+    marked_auto = set(auto.result())
     return {
         "packages": {key: row["version"] for key, row in stack.items()},
         "broken": {key: row["status"] for key, row in rows.items() if row["status"] != "installed"},
         "others": {"count": len(others), "sha256": hashlib.sha256("\n".join(others).encode()).hexdigest()},
-        "holds": marks("showhold"),
+        "holds": holds.result(),
         "auto": sorted(key for key in stack if key in marked_auto),
-        "origins": origins(sorted(stack)),
+        "origins": found_origins.result(),
         "alternatives": alternatives(),
         "pins": digests(PIN_FILES),
         "sources": digests(SOURCE_FILES),
@@ -83,7 +89,7 @@ def native_architecture() -> str:
 
 def marks(what: str) -> list[str]:
     """`what`: showhold, showauto or showmanual. Names, foreign ones with their architecture."""
-    return sorted(run(["apt-mark", what], timeout=30, limit=LIMIT)[1].split())
+    return sorted(run(["apt-mark", *IN_MEMORY, what], timeout=30, limit=LIMIT)[1].split())
 
 
 def audit() -> str:
@@ -96,7 +102,7 @@ def origins(names: list[str]) -> dict[str, str]:
     """Where each installed version comes from: "URL suite/component", or "local" when no list offers it."""
     if not names:
         return {}
-    _, out, _ = run(["apt-cache", "policy", *names], timeout=30, limit=LIMIT)
+    _, out, _ = run(["apt-cache", *IN_MEMORY, "policy", *names], timeout=30, limit=LIMIT)
     return {name: entry["origin"] for name, entry in parse_policy(out).items()}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playing import Player
+from playing import Player, kill_tree
 
 from gpuchange import providers
 from gpuchange.checks.identity import same_machines
@@ -14,6 +14,7 @@ from gpuchange.checks.snapshot import parse
 from gpuchange.lab import Host, Lab
 from gpuchange.providers.contract import HostView
 from gpuchange.reports import Verdict
+from gpuchange.waiting import wait_until
 
 PLAN: dict[str, Any] = {
     "record": {"paths": ["/srv/models"], "services": ["modelserver.service"], "rehash": "moved"},
@@ -80,9 +81,8 @@ def test_what_is_seen_is_what_is_there(operator: Operator, host: Host) -> None:
     body, _ = operator.step("preflight/host")
     seen = parse(body["facts"])
     assert seen.machine_id == host.run(["cat", "/etc/machine-id"]).strip() == body["machine_id"]
-    assert (seen.driver.loaded, seen.driver.next_boot, seen.driver.userspace, seen.driver.reported) == (
-        "550.54.15",
-    ) * 4
+    driver = seen.driver
+    assert {driver.loaded, driver.next_boot, driver.userspace, driver.reported} == {"550.54.15"}
     assert len(seen.cards) == len(seen.pci) == 2
     assert (seen.cuda.active, seen.container_toolkit) == ("12.4.1", "1.16.2")
     assert (seen.cudnn.version or "").startswith("9.1.0") and "package libcudnn9-cuda-12" in seen.cudnn.evidence
@@ -108,9 +108,8 @@ def test_a_seal_is_proved_and_each_kind_of_difference_is_seen(operator: Operator
     assert any(line.startswith("manifest: checked") and "equal" in line for line in verdict.findings)
     victim = next(path for path in sorted((host.root / "srv/models").rglob("*")) if path.is_file())
     inside = "/" + str(victim.relative_to(host.root))
-    host.run(
-        ["sh", "-c", f"printf X | dd of={inside} bs=1 seek=3 conv=notrunc status=none; apt-mark hold nvidia-utils-550"]
-    )
+    host.run(["sh", "-c", f"printf X | dd of={inside} bs=1 seek=3 conv=notrunc status=none"])
+    host.run(["apt-mark", "hold", "nvidia-utils-550"])
     _, verdict = operator.step("seal/host", "undo")
     assert verdict.outcome == "reject"
     assert f"1 mismatch: {inside}" in verdict.why and "holds: 1 differ" in verdict.why
@@ -146,11 +145,7 @@ def test_hashing_outlives_its_controller_and_is_not_begun_twice(operator: Operat
     provider = providers.find("record", "host")
     assert provider
     view = HostView("gpu1", PLAN, {}, direction="do")
-    from playing import kill_tree
-
     started = player.start("record_host", "apply", provider.args(view, "apply"))
-    from gpuchange.waiting import wait_until
-
     begun = Path(f"{host.root}{OURS}/rec1/record-do-manifest.begun")
     wait_until(begun.exists, timeout=60, what="the hashing unit to begin", interval=0.05)
     kill_tree(started)
