@@ -1,10 +1,10 @@
-"""What an operator orders of a change that no controller has open: rollback, resolve; and pause, of one that runs."""
+"""What an operator orders of a change: rollback, resolve, look again (nobody has it open); pause (somebody has)."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpuchange.change import Change
@@ -53,14 +53,38 @@ def _resolution(change: Change, host: str, answer: str) -> Event:
         return Event(Kind.LEFT, host=host, data={"why": "left by the operator"})
     if answer == "undo":
         return Event(Kind.TURNED, host=host, data={"why": "ordered by the operator"})
+    kind = Kind.RETRY if answer == "retry" else Kind.MARKED
+    for event in _answers(change, host, kind, "by the operator"):
+        return event
+    raise NeedsOperator(f"{host} is not held in {change.id}", remedy=f"see: gpuchange status {change.id}")
+
+
+def _answers(change: Change, host: str, kind: Kind, why: str) -> Iterator[Event]:
+    """`kind` for each step of `host` that is stuck, in the order of the table."""
     stuck = (Status.HELD, Status.FAILED, Status.UNDO_HELD, Status.UNDO_FAILED)
     for step in change.state.table.steps:
         status = change.state.hosts[host].steps[step.key].status
         if status in stuck:
-            kind = Kind.RETRY if answer == "retry" else Kind.MARKED
             direction = "undo" if status.value.startswith("undo") else "do"
-            return Event(kind, host, step.phase.name, step.provider, direction, data={"why": "by the operator"})
-    raise NeedsOperator(f"{host} is not held in {change.id}", remedy=f"see: gpuchange status {change.id}")
+            yield Event(kind, host, step.phase.name, step.provider, direction, data={"why": why})
+
+
+def look_again(home: Path) -> list[str]:
+    """Resuming is answer enough for hosts that are stuck only because they could not be reached, and for those that
+    failed before anything was done to them: they are looked at again. Returns their names.
+    """
+    change = Change.open(home, readonly=True)
+    try:
+        names = [
+            name
+            for name, host in change.state.hosts.items()
+            if (host.held and host.unreachable) or (host.failed and not host.touched)
+        ]
+        entries = [next(_answers(change, name, Kind.RETRY, "resumed"), None) for name in names]
+    finally:
+        change.journal.close()
+    order(home, [event for event in entries if event])
+    return names
 
 
 def pause(home: Path) -> None:

@@ -272,3 +272,14 @@ def test_pause_ends_after_what_is_in_flight_and_resume_goes_on(begin: Callable[.
     assert statuses(home)["drain/gpu_users"] == Status.DONE
     assert statuses(home)["seal/host"] == Status.PENDING
     assert run(home, world) == 0
+
+
+def test_resume_looks_again_at_what_only_could_not_be_reached(begin: Callable[..., Path]) -> None:
+    """And at what failed before anything was done to it; everything else waits for its answer."""
+    home, world = begin(2), World(faults={("h2", "preflight_host", "apply"): ["unreachable"]})
+    assert run(home, world) == 4
+    assert orders.look_again(home) == ["h2"]
+    assert run(home, world) == 0
+    held = begin(1)
+    assert run(held, World(reports={"verify_host": {"machine_id": "other"}})) == 5
+    assert orders.look_again(held) == []

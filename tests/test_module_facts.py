@@ -122,6 +122,10 @@ def test_modinfo_records_keep_the_first_of_repeated_fields(monkeypatch: pytest.M
     )
 
 
+def test_the_kernel_says_whether_the_clock_is_set() -> None:
+    assert host_facts.clock()["synchronized"] in ("yes", "no")
+
+
 def test_supported_clocks_are_cut_out(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "<gpu><supported_clocks>\n<x/>\n</supported_clocks><uuid>u</uuid></gpu>"
     monkeypatch.setattr(gpu, "run", lambda *_: {"out": text})

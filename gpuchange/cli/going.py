@@ -17,8 +17,15 @@ from gpuchange.errors import UsageError
 @ansible_flags
 @common
 def resume(change: str | None, **flags: Any) -> int:
-    """Go on with CHANGE (default: the latest) after a crash, a pause or an answer. Looks before it acts."""
-    return running.run(changes.find(current().root, change), connection(**flags))
+    """Go on with CHANGE (default: the latest) after a crash, a pause or an answer. Looks before it acts.
+
+    Hosts that wait only because they could not be reached are looked at again.
+    """
+    from gpuchange import orders
+
+    directory = changes.find(current().root, change)
+    orders.look_again(directory)
+    return running.run(directory, connection(**flags))
 
 
 @click.command()

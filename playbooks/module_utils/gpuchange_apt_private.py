@@ -54,6 +54,8 @@ class PrivateApt:
         if offline:
             os.makedirs(os.path.join(self.folder, "empty", "partial"), exist_ok=True)
             own += [("Dir::Etc::sourcelist", os.path.join(nothing, "none")), ("Dir::Etc::sourceparts", nothing)]
+        if not hooks:  # a look: even the solver's log stays here
+            own.append(("Dir::Log::Planner", os.path.join(self.folder, "planner.log")))
         if status:
             own.append(("Dir::State::status", status))
         return private_settings(dump, own, hooks)

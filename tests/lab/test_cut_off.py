@@ -1,0 +1,115 @@
+"""Hosts that cannot be reached: at the start, and in the middle of their change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from changes import (
+    NEW_DRIVER,
+    OLD_DRIVER,
+    Operator,
+    Said,
+    differences,
+    drained,
+    fingerprint,
+    fingerprints,
+    ledger,
+    loaded_driver,
+    most_out,
+    owner_marker,
+    servers,
+    since,
+    under_load,
+)
+
+from gpuchange.lab import Host, Lab
+from gpuchange.waiting import wait_until
+
+TWO_AT_ONCE = {"max_unavailable": 2, "canary": 0, "stop_after_failures": 2, "unreachable_timeout": "8s"}
+
+
+@pytest.mark.timeout(2500)
+def test_unreachable_at_the_start_then_cut_off_in_the_middle_then_resumed(fresh_hosts: Lab, tmp_path: Path) -> None:
+    operator, lab = Operator(fresh_hosts, tmp_path), fresh_hosts
+    refused_at_the_start(operator)
+    host, ledgers = lab.host("gpu1"), {each.name: ledger(each) for each in lab.gpu_hosts}
+    with under_load(lab) as watched:
+        said = cut_off(operator, operator.plan(rollout=TWO_AT_ONCE), host, "packages")
+    assert_held(operator, said, ["gpu2", "gpu3"])
+    watched.nothing_failed()
+    assert watched.most_down == 2 == most_out(operator.events())
+    host.plug()
+    operator.run("resume").ended(0)
+    lab.wait_serving(timeout=10)
+    for each in lab.gpu_hosts:
+        gained = since(ledgers[each.name], ledger(each))
+        assert loaded_driver(each) == NEW_DRIVER and len(gained["boots"]) == 1, gained["boots"]
+        assert len(set(gained["packages"])) == len(gained["packages"]), "a package was installed twice"
+        assert not owner_marker(each)
+
+
+def refused_at_the_start(operator: Operator) -> None:
+    lab, plan = operator.lab, operator.plan()
+    host, ledgers = lab.host("gpu3"), {each.name: ledger(each) for each in lab.gpu_hosts}
+    host.unplug()
+    wait_until(lambda: lab.serving()["gpu3"] == "DOWN", timeout=30, what="HAProxy to notice")
+    before = servers(lab)
+    said = operator.run("apply", plan, "--yes", timeout=500).ended(4)
+    assert "gpu3" in said.text and "unreachable" in said.text, said.text
+    assert drained(operator.events()) == [], "a host was taken out of service"
+    assert servers(lab) == before
+    assert {each.name: ledger(each) for each in lab.gpu_hosts} == ledgers
+    host.plug()
+    lab.wait_serving()
+    assert not any(owner_marker(each) for each in lab.gpu_hosts)
+
+
+def cut_off(operator: Operator, plan: str, host: Host, when: str) -> Said:
+    """Apply `plan`; pull the host's cable the moment its ledger of `when` (packages or boots) grows."""
+    so_far = len(ledger(host)[when])
+    process = operator.start("apply", plan, "--yes")
+    try:
+        wait_until(
+            lambda: len(ledger(host)[when]) > so_far or process.poll() is not None,
+            timeout=900, what=f"{host.name}'s {when}", interval=0.05,
+        )  # fmt: skip
+        assert process.poll() is None, operator.finish(process).text
+        host.unplug()
+    finally:
+        said = operator.finish(process)
+    return said
+
+
+def assert_held(operator: Operator, said: Said, finished: list[str]) -> None:
+    """Exit 5, the others are done, gpu1 stays out, and the operator is told what to do."""
+    lab, change = operator.lab, operator.change()
+    said.ended(5)
+    assert f"gpuchange resolve {change.name} gpu1" in said.text and "unreachable" in said.text, said.text
+    status = operator.run("status", timeout=60)
+    assert "gpu1" in status.text and "held" in status.text, status.text
+    for name in finished:
+        assert loaded_driver(lab.host(name)) == NEW_DRIVER
+    serving = lab.serving()
+    assert [serving[name] for name in finished] == ["UP"] * len(finished)
+    assert serving["gpu1"] != "UP"
+
+
+@pytest.mark.timeout(2000)
+def test_cut_off_in_the_middle_then_taken_back(fresh_hosts: Lab, tmp_path: Path) -> None:
+    """This time the cable goes during the reboot, and the operator wants the host as it was."""
+    operator, lab = Operator(fresh_hosts, tmp_path), fresh_hosts
+    host, before = lab.host("gpu1"), fingerprints(lab)
+    said = cut_off(operator, operator.plan(hosts=["gpu1", "gpu2"], rollout=TWO_AT_ONCE), host, "boots")
+    assert_held(operator, said, ["gpu2"])
+    host.plug()
+    host.wait_ready()
+    change = operator.change().name
+    operator.run("resolve", change, "gpu1", "--undo", timeout=60).ended(0)
+    said = operator.run("resume", change).ended(3)
+    assert "rolled back" in said.text
+    lab.wait_serving(timeout=10)
+    now = {**before, "gpu1": fingerprint(host)}
+    assert differences(before, now) == "", said.text
+    assert loaded_driver(host) == OLD_DRIVER and not owner_marker(host)
+    assert loaded_driver(lab.host("gpu2")) == NEW_DRIVER
