@@ -32,7 +32,7 @@ Key = tuple[str, str]  # (host, role)
 
 @dataclass
 class World:
-    """`done`: (host, role) pairs that are applied. `faults`: (host, role, tasks) → failed|unreachable|silent|running."""
+    """`done`: (host, role) pairs applied. `faults`: (host, role, tasks) → failed|unreachable|silent|running."""
 
     done: set[Key] = field(default_factory=set)
     ledger: list[tuple[str, str, str]] = field(default_factory=list)

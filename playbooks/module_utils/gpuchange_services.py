@@ -21,7 +21,7 @@ MOVING = ("activating", "deactivating", "reloading")
 
 
 def states(units: List[str]) -> Dict[str, Dict[str, str]]:
-    """{unit as asked: {load, active, sub, enabled, pid, result, status, restarts}}. Raises RuntimeError without systemd."""
+    """{unit as asked: {load, active, sub, enabled, pid, result, status, restarts}}; RuntimeError without systemd."""
     return {unit: _state(unit) for unit in units}
 
 
