@@ -134,6 +134,7 @@ def test_a_manifest_with_troubles_names_them() -> None:
 # ------------------------------------------------------------------------------------------- identity
 
 
+@pytest.mark.case("two-names-one-machine")
 def test_two_names_one_machine() -> None:
     one = {"machine_id": "m1", "boot_id": "b1"}
     found = identity.same_machines({"gpu-a": one, "gpu-b": dict(one), "gpu-c": {"machine_id": "m2", "boot_id": "b2"}})

@@ -110,6 +110,7 @@ def test_going_back_is_judged_as_installed() -> None:
     assert judge_undo(view(direction="undo"), AptStackReport(**restored, left=1)).outcome == "reject"
 
 
+@pytest.mark.case("rollback-impossible-old-deb-gone")
 def test_no_way_back_must_be_accepted_for_that_host() -> None:
     report = AptPreflightReport.model_validate({**BODY, "not_obtainable": ["libcudnn8 8.9.7"]})
     refused = judge_preflight(view(), report)

@@ -133,6 +133,7 @@ class TestReading:
         assert said["exit_code"] == 0
         assert {host["stands"] for host in said["hosts"]} == {"done"}
 
+    @pytest.mark.case("crash-leaves-node-out-of-service")
     def test_open_work_is_named(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         events = [CREATED, CONTROLLER, *done("gpu1", *STEPS[:3])]
         make(root, "20261130-120000-a", events)

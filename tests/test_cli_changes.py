@@ -98,6 +98,7 @@ def test_apply_without_a_terminal_needs_yes_and_touches_nothing(world: World, ca
     assert "no change yet" in capsys.readouterr().out
 
 
+@pytest.mark.case("check-mode-takes-the-other-branch")
 @pytest.mark.parametrize("command", [["plan", "plan.yaml"], ["apply", "plan.yaml", "--dry-run"]])
 def test_a_dry_run_leaves_no_change_and_acts_on_nothing(world: World, command: list[str], capsys: Captured) -> None:
     assert main(command) == 0
@@ -215,6 +216,70 @@ def test_pause_writes_what_the_engine_reads(world: World, capsys: Captured) -> N
     assert main(["apply", "plan.yaml", "--yes"]) == 0
     assert main(["pause"]) == 0
     assert "starts nothing more" in capsys.readouterr().out
+
+
+@pytest.mark.case("unreachable-counted-as-success")
+def test_a_host_lost_in_the_middle_is_unknown_and_looked_at_first(
+    world: World, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuchange.judging.FIRST_BACKOFF", 0.01)
+    world.faults["h1", "verify_host", "apply"] = ["unreachable"]
+    assert main(["apply", "plan.yaml", "--yes"]) == 0
+    assert "h1 verify/host no answer, state unknown: h1 unreachable: no route" in capsys.readouterr().out
+    asked = [request.tasks for request in world.requests if request.role == "verify_host" and "h1" in request.hosts]
+    assert asked == ["apply", "probe", "apply"]
+
+
+class Killed(BaseException):
+    """kill -9 as far as the engine can tell: it passes every handler."""
+
+
+class Dying(engine.Engine):
+    def close(self) -> None:
+        """A killed controller writes nothing more; only the kernel lets its lock go."""
+        self.change.journal.close()
+
+
+@pytest.mark.case("crash-leaves-node-out-of-service")
+@pytest.mark.parametrize("acted", [False, True])
+def test_killed_at_release_status_names_the_host_and_resume_only_releases(
+    world: World, capsys: Captured, monkeypatch: pytest.MonkeyPatch, acted: bool
+) -> None:
+    act = world.play
+
+    def play(request: Any, logs: Path) -> Any:
+        if request.role == "drain_gpu_users" and request.tasks == "undo":
+            for host in request.hosts if acted else ():
+                world.answer(request, host)
+            raise Killed
+        return act(request, logs)
+
+    monkeypatch.setattr("gpuchange.engine.Engine", partial(Dying, player=play))
+    with pytest.raises(Killed):
+        main(["apply", "plan.yaml", "--yes"])
+    (directory,), before = kept(), len(world.ledger)
+    capsys.readouterr()
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert f"{directory.name} (test): cut short, 2 host(s)" in out
+    assert re.search(r"h1 out of service since \d\d:\d\d:\d\d by this change \(release/gpu_users\)", out)
+    monkeypatch.setattr("gpuchange.engine.Engine", partial(Dying.__base__, player=act))
+    assert main(["resume"]) == 0
+    since = [(role, what) for host, role, what in world.ledger[before:] if host == "h1" and role not in LOOKING]
+    assert since == ([] if acted else [("drain_gpu_users", "undo")]) + [("watch_host", "apply")]
+    assert len(world.ledger) == len(set(world.ledger))
+
+
+@pytest.mark.case("check-mode-takes-the-other-branch")
+def test_a_dry_run_asks_every_role_that_apply_plays_and_never_in_check_mode(world: World) -> None:
+    assert main(["plan", "plan.yaml"]) == 0
+    looked, world.requests = world.requests, []
+    assert not world.done - {(host, "preflight_host") for host in ("h1", "h2")}
+    assert main(["apply", "plan.yaml", "--yes"]) == 0
+    for request in (*looked, *world.requests):
+        assert "check" not in request.cmdline and not request.shared.get("ansible_check_mode")
+    assert {request.role for request in looked} == {request.role for request in world.requests} - {"owner_marker"}
+    assert {request.playbook.name for request in looked} == {request.playbook.name for request in world.requests}
 
 
 class TestPlain:

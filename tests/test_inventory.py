@@ -128,6 +128,7 @@ def test_a_limit_file_is_read_as_ansible_reads_it(resolved: Inventory, tmp_path:
     assert select(resolved, ["gpus"], f"@{tmp_path / 'retry'}") == ("gpu-02",)
 
 
+@pytest.mark.case("no-hosts-matched-is-success")
 def test_a_mistyped_host_is_named_with_the_nearest_one(site: Path) -> None:
     """case: no-hosts-matched-is-success."""
     error = refused([str(site / "hosts.ini")], None, ["gpus", "gpu-o1"])
@@ -136,6 +137,7 @@ def test_a_mistyped_host_is_named_with_the_nearest_one(site: Path) -> None:
     assert error.remedy and error.exit_code == 64
 
 
+@pytest.mark.case("no-hosts-matched-is-success")
 @pytest.mark.parametrize(
     ("patterns", "limit", "words"),
     [
@@ -155,6 +157,7 @@ def test_nothing_matched_is_an_error(resolved: Inventory, patterns: list[str], l
     assert words in caught.value.what
 
 
+@pytest.mark.case("no-hosts-matched-is-success")
 def test_a_host_removed_since_is_an_error(site: Path) -> None:
     """case: no-hosts-matched-is-success (removed between apply and resume)."""
     (site / "hosts.ini").write_text(HOSTS.replace("gpu-03\n", ""))
@@ -183,6 +186,7 @@ def test_an_address_made_by_ansible_from_a_template_is_left_to_ansible(tmp_path:
     assert named(resolve([str(tmp_path / "hosts.yml")], None, ["all"])) == ["gpu-01"]
 
 
+@pytest.mark.case("ipv6-host-in-rsync-step")
 def test_inline_and_ipv6_hosts(site: Path) -> None:
     """case: ipv6-host-in-rsync-step (as the host's own name)."""
     found = resolve(["gpu-01,2001:db8::1", str(site / "hosts.ini")], None, ["2001:db8::1", "gpus"])
@@ -209,6 +213,7 @@ def test_inline_vault_values_stay_encrypted_and_files_need_the_password(site: Pa
     assert again.hosts["gpu-03"]["note"] == "Grüße"
 
 
+@pytest.mark.case("locale-changes-the-output")
 def test_the_callers_locale_and_settings_do_not_matter(site: Path) -> None:
     """case: locale-changes-the-output (controller started with LC_ALL=C)."""
     env = {

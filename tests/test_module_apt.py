@@ -18,6 +18,8 @@ from ansible.module_utils.gpuchange_apt_private import parse_simulation, private
 from ansible.module_utils.gpuchange_packages import parse_installed, parse_policy
 from hostcode import OWNER
 
+NEW_BOOT = "0b5b7d4e-93a7-4b6e-8d0b-2f3f0f6a1c11"
+
 
 def package(name: str, version: str, *depends: str, offered: bool = True) -> str:
     lines = [f"Package: {name}", f"Version: {version}", "Architecture: amd64", "Installed-Size: 10"]
@@ -278,6 +280,7 @@ def reboots(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return started
 
 
+@pytest.mark.case("reboot-module-true-before-reboot")
 def test_reboot_is_asked_for_once_and_not_judged_on_the_old_boot(walk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Case: reboot-module-true-before-reboot."""
     started = reboots(monkeypatch)
@@ -288,6 +291,7 @@ def test_reboot_is_asked_for_once_and_not_judged_on_the_old_boot(walk: Any, monk
     assert walk._boot_before() == host.boot_id()
 
 
+@pytest.mark.case("reboot-module-true-before-reboot")
 def test_a_second_reboot_is_never_tried(walk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Case: reboot-does-not-cure-mismatch."""
     started = reboots(monkeypatch)
@@ -308,12 +312,17 @@ def test_a_missing_module_after_the_reboot_is_named(walk: Any, monkeypatch: pyte
         walk.modules()
 
 
-@pytest.mark.parametrize("reads", [["\a\r\nBroadcast message", "x"], ["", ""], ["a" * 36, "b" * 36]])
+@pytest.mark.case("reboot-module-true-before-reboot")
+@pytest.mark.parametrize(
+    "reads", [["\a\r\nBroadcast message", "x"], ["", ""], ["a" * 36, "a" * 36], [NEW_BOOT, NEW_BOOT[:-1] + "0"]]
+)
 def test_noise_is_no_new_boot(reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Case: reboot-module-true-before-reboot."""
     answers = iter(reads)
     monkeypatch.setattr(stack, "boot_id", lambda: next(answers))
     assert stack.steady_boot_id("old") == "old"
+    monkeypatch.setattr(stack, "boot_id", lambda: NEW_BOOT)
+    assert stack.steady_boot_id("old") == NEW_BOOT
 
 
 def test_target_back_is_the_inverse(walk: Any) -> None:

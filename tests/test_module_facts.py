@@ -44,6 +44,7 @@ def test_a_talkative_command_is_cut_and_says_so() -> None:
     assert (said["rc"], len(said["out"]), said["cut"]) == (0, 1000, True)
 
 
+@pytest.mark.case("locale-changes-the-output")
 def test_commands_speak_english_whatever_the_caller_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG", "de_DE.UTF-8")
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")

@@ -56,6 +56,7 @@ def tree(source: Path, name: str = "c1") -> Path:
     return Path(f"{source.parent}/backup/{name}/tree{source}")
 
 
+@pytest.mark.case("locale-changes-the-output")
 def test_a_set_equals_its_source_and_says_so(source: Path) -> None:
     made = make(source)
     assert (made["checked"], made["expected"], made["in_flux"]) == (11, 11, 0)
@@ -242,6 +243,17 @@ def test_vanished_files_are_normal_and_a_full_disk_frees_what_it_took(
     with pytest.raises(backup.Refused, match="No space left"):
         backup.copy(job(source), str(partial), None)
     assert not partial.exists()
+
+
+@pytest.mark.case("empty-destination-becomes-root")
+@pytest.mark.parametrize("change", [{"to": ""}, {"to": "/"}, {"to": "backup"}, {"paths": [""]}, {"paths": []}])
+def test_no_command_line_gets_an_empty_path(
+    source: Path, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the plan's own check: whoever calls the module, an empty path reaches no program."""
+    monkeypatch.setattr(backup.subprocess, "run", lambda *_, **__: pytest.fail("a program was started"))
+    with pytest.raises(backup.Refused):
+        backup.make_set({**job(source), **change})
 
 
 @pytest.mark.parametrize(

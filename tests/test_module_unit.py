@@ -44,6 +44,21 @@ def test_runs_once_and_answers_from_its_result(module: Any, tmp_path: Path) -> N
     assert ledger.read_text() == "acted\nacted\n"
 
 
+@pytest.mark.case("async-job-file-vanishes")
+def test_nothing_below_a_home_directory_is_needed_to_find_it_again(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    argv = ["sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.05; done; echo whole"]
+    monkeypatch.setenv("HOME", str(tmp_path / "one"))
+    assert unit.host_unit(module, "install", argv, wait_s=0.1)["state"] == "running"
+    monkeypatch.setenv("HOME", "/nowhere")  # another user, a swept home directory, a new connection
+    gate.touch()
+    found = unit.host_unit(module, "install", ["false"], wait_s=10)
+    assert (found["unit"], found["rc"], found["out"]) == ("gpuchange-c1-stack-do-install.service", 0, "whole\n")
+    assert not (tmp_path / "one").exists()
+
+
 def test_attaches_to_what_runs(module: Any, tmp_path: Path) -> None:
     """Case: async-job-file-vanishes."""
     gate, ledger = tmp_path / "gate", tmp_path / "ledger"
@@ -55,6 +70,7 @@ def test_attaches_to_what_runs(module: Any, tmp_path: Path) -> None:
     assert ledger.read_text() == "acted\n"
 
 
+@pytest.mark.case("async-job-file-vanishes")
 def test_a_killed_runner_is_lost_and_not_started_again(module: Any, tmp_path: Path) -> None:
     """Case: async-job-file-vanishes."""
     ledger = tmp_path / "ledger"

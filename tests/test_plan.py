@@ -60,6 +60,35 @@ def test_a_bad_plan_is_refused_with_position_and_remedy(path: Path) -> None:
         assert one.where.startswith("plan.yaml:") and one.remedy
 
 
+@pytest.mark.case("empty-destination-becomes-root")
+@pytest.mark.parametrize(
+    ("to", "says"),
+    [
+        ('""', "path is empty"),
+        ("", "has no value"),
+        ('" "', "path is empty"),
+        ('"/"', "the root directory"),
+        ("backups", "not absolute"),
+        ("/srv/../backup", "holds .."),
+        ("/srv/models", "is inside source"),
+        ("/srv/models/", "is inside source"),
+        ("/srv/models/copy", "is inside source"),
+        ("\"{{ undefined_var | default('') }}/\"", "nothing in a plan is templated"),
+        ("[]", "a list where text belongs"),
+    ],
+)
+def test_a_backup_goes_to_an_absolute_place_outside_of_its_source(to: str, says: str) -> None:
+    error = fault(f"{HEAD}backup:\n  - provider: rsync\n    paths: [/srv/models]\n    to: {to}\n")
+    assert error.where.startswith("plan.yaml:8:") and says in error.what, error
+
+
+@pytest.mark.case("empty-destination-becomes-root")
+def test_a_trailing_slash_means_the_same_path() -> None:
+    plans = [loads(f"{HEAD}backup: [{{provider: rsync, paths: [{path}], to: /backup{end}}}]\n", "plan.yaml")
+             for path, end in (("/srv/models", ""), ("/srv/models/", "/"))]  # fmt: skip
+    assert plans[0].data["backup"] == plans[1].data["backup"]
+
+
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
 def test_the_command_line_says_every_fault_and_ends_with_64(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(path)]) == 64

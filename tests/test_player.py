@@ -54,13 +54,17 @@ INVENTORY = """all:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("content")
+    return build(tmp_path_factory.mktemp("content"))
+
+
+def build(root: Path, more_roles: Mapping[str, str] | None = None) -> Path:
+    """Our own play with an echo module, its roles and an inventory below `root`."""
     tasks = root / "playbooks" / "roles" / "test_echo" / "tasks"
     tasks.mkdir(parents=True)
     (root / "playbooks" / "library").mkdir()
     shutil.copy(content.playbooks() / content.PLAYBOOK, root / "playbooks")
     (root / "playbooks" / "library" / "gc_echo.py").write_text(MODULE)
-    for name, text in ROLE.items():
+    for name, text in {**ROLE, **(more_roles or {})}.items():
         (tasks / f"{name}.yml").write_text("---\n" + text)
     (root / "inventory.yaml").write_text(INVENTORY % sys.executable)
     return root
@@ -98,7 +102,8 @@ def plain(place: Path, tmp_path: Path, tasks: str, extravars: Mapping[str, Any],
         "import ansible_runner, json, sys; k = json.load(sys.stdin)\n"
         "r = ansible_runner.run(**k)\n"
         "ok = [e['event_data'].get('res') for e in r.events if e['event'] == 'runner_on_ok']\n"
-        "print('\\n' + json.dumps({'rc': r.rc, 'status': r.status, 'ok': ok}))\n"
+        "every = [{k: e.get(k) for k in ('event', 'event_data')} for e in r.events]\n"
+        "print('\\n' + json.dumps({'rc': r.rc, 'status': r.status, 'ok': ok, 'events': every}))\n"
     )
     arguments = {
         "private_data_dir": str(tmp_path),
@@ -171,6 +176,7 @@ def arriving_slowly(play: player.Play) -> Iterator[None]:
             yield None
 
 
+@pytest.mark.case("no-hosts-matched-is-success")
 def test_no_hosts_matched_is_not_success(place: Path, tmp_path: Path) -> None:
     found = played(place, "apply", {"a": {}, "gpu-o1": {}})
     assert isinstance(found["a"], Reported)
@@ -179,12 +185,14 @@ def test_no_hosts_matched_is_not_success(place: Path, tmp_path: Path) -> None:
     assert naive["status"] in ("successful", "failed") and not naive["ok"]
 
 
+@pytest.mark.case("no-hosts-matched-is-success")
 def test_a_host_without_a_report_is_silent_though_every_task_was_ok(place: Path, tmp_path: Path) -> None:
     assert isinstance(played(place, "mute", {"a": {}})["a"], Silent)
     naive = plain(place, tmp_path, "mute", {"gpuchange_host_args": {"a": {}}}, limit="a")
     assert naive["rc"] == 0 and naive["status"] == "successful"
 
 
+@pytest.mark.case("unreachable-counted-as-success")
 def test_failed_unreachable_and_refused_are_told_apart(place: Path) -> None:
     found = played(place, "apply", {"a": {"fail": True}, "gone": {}, "b": {}})
     failed, gone = found["a"], found["gone"]
@@ -193,6 +201,7 @@ def test_failed_unreachable_and_refused_are_told_apart(place: Path) -> None:
     assert isinstance(found["b"], Reported)
 
 
+@pytest.mark.case("noise-in-front-of-json")
 def test_output_that_is_no_result_is_no_failure_but_unknown(place: Path) -> None:
     found = played(place, "apply", {"a": {"garble": True}})["a"]
     assert isinstance(found, Silent) and "not parsable" in found.why
@@ -211,6 +220,7 @@ def test_a_fast_host_does_not_wait_for_a_slow_one(place: Path) -> None:
     assert times["b"] - times["a"] > 2
 
 
+@pytest.mark.case("worker-killed-by-oom")
 def test_killed_play_is_silent_and_its_processes_are_gone(place: Path) -> None:
     asked = request(place, "apply", {"a": {"sleep": 600}})
     play = player.Play(asked, place / "artifacts")

@@ -98,6 +98,7 @@ def test_durations_and_sizes_are_written_as_they_are_read(value: int) -> None:
     assert read(types.Size, types.written(value, "size")) == value
 
 
+@pytest.mark.case("ipv6-host-in-rsync-step")
 @pytest.mark.parametrize(
     ("address", "port", "written"),
     [

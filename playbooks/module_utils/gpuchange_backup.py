@@ -89,6 +89,15 @@ def filesystem_of(path: str) -> Dict[str, str]:
     return best
 
 
+def checked_paths(job: Job) -> List[str]:
+    """The sources. An empty or relative path would mean wherever this happens to run; a set in / could be anything."""
+    named = [*job["paths"], job["to"]]
+    bad = [path for path in named if not path.startswith("/") or not path.strip("/")]
+    if bad or not job["paths"]:
+        raise Refused("not an absolute path below the root directory: %s" % (", ".join(map(repr, bad)) or "no source"))
+    return list(job["paths"])
+
+
 def check_sources(paths: List[str], last: Optional[Dict[str, Any]]) -> None:
     """Each source is there, not suddenly empty, and still on the filesystem that it was on."""
     for path in paths:
@@ -252,7 +261,7 @@ def settle(job: Job, partial: str, last: Optional[Dict[str, Any]]) -> Tuple[Dict
 
 def make_set(job: Job) -> Dict[str, Any]:
     """The whole: look, copy, prove, and only then give the set its name. Raises Refused."""
-    to, paths = job["to"], _real(job["paths"])
+    to, paths = job["to"], _real(checked_paths(job))
     job = dict(job, paths=paths)
     check_target(paths, to)
     last = last_set(to, job["name"])

@@ -111,6 +111,7 @@ def test_killed_while_it_waits_a_drain_is_taken_up_again(lab: Lab) -> None:
     assert admin(lab) == "ready"
 
 
+@pytest.mark.case("crash-leaves-node-out-of-service")
 def test_the_balancer_tells_who_took_a_host_out_and_why(lab: Lab) -> None:
     """cases: crash-leaves-node-out-of-service"""
     mine, other = Change(lab), Change(lab)

@@ -52,6 +52,7 @@ def test_the_way_out_is_closed(lab: Lab) -> None:
     assert lab.host("gpu1").run(["ip", "-6", "route", "show", "default"]) == ""
 
 
+@pytest.mark.case("ipv6-host-in-rsync-step")
 def test_ssh_answers_with_the_pinned_key_over_both_families(lab: Lab) -> None:
     host = lab.host("gpu1")
     assert over_ssh(host, "hostname").stdout.strip() == "gpu1"

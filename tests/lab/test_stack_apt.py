@@ -49,6 +49,7 @@ def ledger_length(player: Player) -> int:
     return int(player.sh(f"wc -l < {LEDGER}"))
 
 
+@pytest.mark.case("rollback-impossible-old-deb-gone")
 def test_there_and_back_exactly_and_without_a_network(player: Player) -> None:
     """Case: rollback-impossible-old-deb-gone."""
     player.sh("apt-mark hold nvidia-driver-550 libcudnn9-cuda-12 bash; apt-mark auto nvidia-utils-550")
@@ -71,6 +72,7 @@ def test_there_and_back_exactly_and_without_a_network(player: Player) -> None:
     assert player.sh(EVERYTHING) == before and player.host.boots == boots + 2
 
 
+@pytest.mark.case("check-mode-takes-the-other-branch")
 def test_look_leaves_no_trace_and_a_second_one_finds_all_as_wanted(player: Player) -> None:
     before = player.sh(EVERYTHING + FILES)
     old = {"driver": "550.54.15", "cuda": "12.4.1", "cudnn": "9.1.0", "container_toolkit": "1.16.2"}
@@ -127,10 +129,11 @@ def test_a_question_nobody_answers_ends_at_the_deadline_and_an_operators_retry_c
     assert player.sh("dpkg --audit") == ""
 
 
+@pytest.mark.case("interrupted-dpkg-reboot-loop", "async-job-file-vanishes")
 def test_a_power_cut_inside_dpkg_is_repaired_once_and_completed(player: Player) -> None:
     """Case: interrupted-dpkg-reboot-loop."""
     player.sh("apt-mark hold nvidia-driver-550")
-    args, since = prepare(player), ledger_length(player)
+    args, since, boots = prepare(player), ledger_length(player), player.host.boots
     player.host.break_("apt-hangs")
     process = player.start("stack_apt", "apply", args)
     wait_until(lambda: ledger_length(player) > since, timeout=60, what="the transaction to begin")
@@ -143,7 +146,8 @@ def test_a_power_cut_inside_dpkg_is_repaired_once_and_completed(player: Player) 
     done = player.until("stack_apt", "apply", args)
     assert done["state"] == "done" and done["holds"] == ["nvidia-driver-570"], done
     assert done["repaired"] == ["previous attempt was interrupted inside dpkg; repaired with configure -a"]
-    assert player.sh("dpkg --audit") == ""
+    assert player.sh("dpkg --audit") == "" and player.host.boots == boots + 2  # the power cut's and the driver's
+    assert {"stack-do-install.log", "stack-do-complete.log"} <= set(player.sh(f"ls {STATE}/{player.change}").split())
 
 
 def test_a_module_that_does_not_build_fails_without_a_reboot_and_rolls_back(player: Player) -> None:
@@ -182,6 +186,7 @@ def test_preflight_says_what_is_in_the_way(player: Player) -> None:
     assert dark["state"] == "not_done" and "package sources cannot be read" in dark["why"], dark
 
 
+@pytest.mark.case("rollback-impossible-old-deb-gone")
 def test_an_old_package_that_is_nowhere_to_be_had_is_named_before_anything_moves(player: Player) -> None:
     """Case: rollback-impossible-old-deb-gone."""
     player.host.break_("repo-old-gone")
