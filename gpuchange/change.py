@@ -182,7 +182,8 @@ class Change:
             plan = load(home / "frozen" / "plan.yaml")
             table, meta = table_of(plan), journal.meta
             _same_shape(meta, table)
-            if not readonly:
+            if not readonly:  # what acts must stand on a whole record; who only looks is told by audit verify
+                journal.verify()
                 _same_content(meta, home)
             change = cls(home, plan, journal, State(table, tuple(meta["hosts"])), meta)
             now = time.monotonic()  # waits begun by another controller are waited out anew
