@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpuchange.cli.words import clean, duration
+from gpuchange.fold import Ask
 from gpuchange.states import Event, Kind, Status
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def _moving(host: HostState) -> str:
         (bool(host.turned), "going back"),
         (host.failed, "failed"),
         (status is Status.WAITING, "waiting"),
+        (host.stance.ask is Ask.SLOT, "in service"),
         (_begun(host), "working"),
     )
     return next((word for true, word in words if true), "not begun")

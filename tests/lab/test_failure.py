@@ -49,6 +49,8 @@ def test_a_driver_that_computes_wrong_values_is_rolled_back_and_proved(fresh_hos
     assert (why.host, why.phase) == ("gpu1", "verify"), why
     assert drained(events) == ["gpu1"], "another host was begun"
     assert_said_line_by_line(operator, events)
+    rows = [line.split() for line in said.out.splitlines() if line.startswith(("gpu2 ", "gpu3 "))]
+    assert all("in service" in " ".join(row) for row in rows[-2:]), said.out
     gained = {each.name: since(ledgers[each.name], ledger(each)) for each in lab.gpu_hosts}
     assert len(gained["gpu1"]["boots"]) == 2, "one reboot for the new driver, one for the old"
     assert any(NEW_DRIVER in line for line in gained["gpu1"]["packages"]), "the new driver was never there"
