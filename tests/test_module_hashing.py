@@ -54,6 +54,7 @@ def entries(top: Path, name: str) -> dict[str, dict[str, Any]]:
     return {path[len(str(top)) + 1 :]: entry for path, entry in found.items()}
 
 
+@pytest.mark.case("locale-changes-the-output")
 def test_every_kind_is_recorded_as_what_it_is(tree: Path) -> None:
     summary = make(tree, "m")
     found = entries(tree, "m")
