@@ -269,6 +269,28 @@ def test_a_target_inside_its_source_is_refused(source: Path) -> None:
         backup.make_set({**job(source), "to": str(source / "empty")})
 
 
+def test_the_final_pass_reads_back_only_what_is_not_linked(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashing, "YOUNG_NS", 0)
+    make(source)
+    (source / "script").write_text("#!/bin/bash\n")
+    read: list[str] = []
+    real = hashing.hash_handle
+    monkeypatch.setattr(hashing, "hash_handle", lambda *given: read.append(given[1]["path"]) or real(*given))
+    made = make(source, "c1.seal", final=True, previous=[])
+    assert [path for path in read if path.endswith("script")] == [str(source / "script")] * 2  # source and copy
+    assert len(read) == 2 and made["checked"] == made["expected"] == 11
+    assert (tree(source) / "script").read_text() == "#!/bin/sh\n"
+
+
+def test_sealing_again_replaces_the_final_set(source: Path) -> None:
+    for name in ("c1", "c1.seal"):
+        make(source, name, final=name.endswith("seal"))
+    (source / "script").write_text("#!/bin/bash\n")
+    make(source, "c1.seal", final=True)
+    assert sorted(os.listdir(source.parent / "backup")) == ["c1", "c1.seal"]
+    assert (tree(source, "c1.seal") / "script").read_text() == "#!/bin/bash\n"
+
+
 # ------------------------------------------------------------------------------------------- the module
 
 
@@ -288,6 +310,20 @@ def test_the_module_makes_a_set_once(source: Path, monkeypatch: pytest.MonkeyPat
     assert (again["state"], again["changed"], again["set"]) == ("done", False, first["set"])
     assert call(source, "probe", monkeypatch)["state"] == "done"
     assert call(source, "undo", monkeypatch)["state"] == "done" and tree(source).exists()
+
+
+def test_the_seal_makes_the_final_set_before_it_looks(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call(source, "apply", monkeypatch)
+    backup_args = {"paths": [str(source)], "to": str(source.parent / "backup")}
+    step = {"phase": "seal", "provider": "host", "direction": "do"}
+    wanted = {"name": "seal", "paths": [str(source)], "previous": ["record"]}
+    args = {"backup": backup_args, "manifest": wanted}
+    report = hostcode.call("gpuchange_facts", mode="apply", owner=OWNER, args=args, step=step)["report"]
+    assert (report["state"], report["backup"]["in_flux"]) == ("done", 0)
+    assert report["backup"]["path"].endswith("/c1.seal") and report["manifest"]["files"] == 6
+    shutil.rmtree(source.parent / "backup")
+    failed = hostcode.call("gpuchange_facts", mode="apply", owner=OWNER, args=args, step=step)["report"]
+    assert failed["state"] == "not_done" and failed["why"].startswith("final backup: ")
 
 
 def test_a_failed_try_says_why_and_may_be_repeated(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

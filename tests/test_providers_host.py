@@ -131,6 +131,18 @@ def test_the_seal_waits_for_files_that_are_still_written_but_not_for_ever() -> N
     assert late.outcome == "reject" and "changed while being read: /srv/models/log" in late.why
 
 
+def test_a_final_backup_is_made_where_there_is_one_to_go_on_from() -> None:
+    rsync = {"provider": "rsync", "paths": ["/srv"], "to": "/backup"}
+    plan = {"backup": [{"provider": "packages"}, rsync]}
+    assert SEAL.args(view(SEAL, plan=plan), "apply")["backup"] is None
+    assert SEAL.args(view(SEAL, {"backup/rsync": {"state": "done"}}, plan=plan), "apply")["backup"] == rsync
+    made = {"path": "/backup/c1.seal", "checked": 3, "expected": 3, "in_flux": 0}
+    verdict = SEAL.judge(view(SEAL), report(SEAL, manifest=MANIFEST, backup=made))
+    assert "final backup /backup/c1.seal: 3 of 3 equal" in verdict.findings
+    still = SEAL.judge(view(SEAL), report(SEAL, manifest=MANIFEST, backup={**made, "in_flux": 2}))
+    assert still.outcome == "reject" and "2 names still changed" in still.why
+
+
 def test_a_driver_replaced_behind_our_back_is_no_seal() -> None:
     swapped = patched({"packages.packages.libnvidia-compute-550": "550.90.07-0ubuntu1"})
     verdict = SEAL.judge(

@@ -23,6 +23,7 @@ class FactsReport(Report):
     manifest: dict[str, Any] | None = None
     function: dict[str, Any] | None = None
     bench: dict[str, Any] | None = None
+    backup: dict[str, Any] | None = None
     progress: dict[str, Any] = Field(default_factory=dict)
 
     @property

@@ -15,14 +15,17 @@ description:
 options:
   mode: {type: str, choices: [probe, apply, undo], required: true, description: What to do.}
   owner: {type: dict, required: true, description: "change, controller, fence, reason, ticket"}
-  args: {type: dict, default: {}, description: "paths, services, space, binaries, guard, manifest, function, bench"}
+  args:
+    type: dict
+    default: {}
+    description: paths, services, space, binaries, guard, backup, manifest, function, bench
   step: {type: dict, default: {}, description: "phase, provider, direction"}
 author: gpuchange
 """
 EXAMPLES = "- gpuchange_facts: {mode: apply, owner: '{{ gpuchange_owner }}', args: {paths: [/srv/models]}}"
-RETURN = (
-    "report: {type: dict, returned: always, description: 'state, machine_id, facts, errors, manifest, function, bench'}"
-)
+RETURN = """
+report: {type: dict, returned: always, description: "facts, errors, manifest, backup, function, bench"}
+"""
 
 import time  # noqa: E402
 from concurrent.futures import ThreadPoolExecutor  # noqa: E402
@@ -32,9 +35,11 @@ from ansible.module_utils import gpuchange_facts_gpu as gpu  # noqa: E402
 from ansible.module_utils import gpuchange_facts_host as host  # noqa: E402
 from ansible.module_utils import gpuchange_gpu_users  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.gpuchange_backup_unit import backup_unit  # noqa: E402
 from ansible.module_utils.gpuchange_cuda import bench_test, function_test  # noqa: E402
 from ansible.module_utils.gpuchange_host import (  # noqa: E402
     args_of,
+    change_of,
     finish,
     mode_of,
     open_module,
@@ -104,6 +109,17 @@ def gpu_tests(args: dict[str, Any]) -> dict[str, Any]:
     return {"function": function, "bench": bench_test(TEST_DEADLINE_S) if args.get("bench") and works else None}
 
 
+def final_backup(module: AnsibleModule, wanted: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The drained host's set beside the one made in service; only what moved since is copied and read back."""
+    if not wanted or mode_of(module) == "probe":
+        return None
+    with owned(module):
+        made = backup_unit(module, dict(wanted, final=True), change_of(module) + ".seal", MANIFEST_WAIT_S)
+    if made["state"] != "done":
+        finish(module, made["state"], why="final backup: " + made["why"])
+    return dict(made["set"])
+
+
 def guard(module: AnsibleModule) -> None:
     """Refuse a host that belongs to another change, without touching its marker."""
     kind = refusal(read_owner(), module.params["owner"])
@@ -117,6 +133,7 @@ def main() -> None:
     if args.get("guard"):
         guard(module)
     manifest = None
+    backup = final_backup(module, args.get("backup"))
     if args.get("manifest") and mode_of(module) != "probe":
         with owned(module):
             manifest = manifest_unit(module, args["manifest"], wait_s=MANIFEST_WAIT_S)
@@ -127,7 +144,8 @@ def main() -> None:
         finish(module, "not_done", facts=facts, errors=errors, machine_id=facts.get("machine_id", ""))
     summary = (manifest or {}).get("summary")
     machine_id = facts.get("machine_id", "")
-    finish(module, "done", facts=facts, errors=errors, machine_id=machine_id, manifest=summary, **gpu_tests(args))
+    found = dict(facts=facts, errors=errors, machine_id=machine_id, manifest=summary, backup=backup)
+    finish(module, "done", **found, **gpu_tests(args))
 
 
 if __name__ == "__main__":

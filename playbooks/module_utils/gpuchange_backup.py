@@ -4,6 +4,7 @@ Usage: gpuchange_backup.py JOB.json, with
   paths, exclude    absolute paths on this host
   to, name          the set is <to>/<name>/: tree/<absolute path>, set.json, manifest.jsonl, manifest.sha256
   allow_shrink      percent by which files or bytes may be fewer than in the last set
+  final             the drained host's set: parts of the last set that it links to were read back then, not again
   work, previous    prefix for the source's manifest; manifests of the source that spare reading unmoved files
 The set is built as <name>.partial and gets its name only when every byte of it was read back and equals its source.
 Earlier sets are never written to: files that did not change are hard links into the last one.
@@ -32,6 +33,7 @@ except ImportError:  # a program now: its copies lie beside it
 Job = Dict[str, Any]
 RSYNC = ["rsync", "-aHAXS", "--numeric-ids", "--relative", "--delete", "--no-inc-recursive"]
 RSYNC.append("--modify-window=-1")  # without it a change within the same second and of the same size is not copied
+LINKED = ["kind", "size", "mtime_ns", "ino"]  # a new link moves a file's ctime, nothing else
 PASSES = 3  # files written while they were copied are copied again
 MARGIN = 1.05
 MIB = 1024.0 * 1024.0
@@ -223,7 +225,7 @@ def manifest(job: Job, roots: List[List[str]], out: str, **more: Any) -> Dict[st
     return hashing.run_job(dict({"roots": roots, "out": out, "exclude": job.get("exclude", [])}, **more))
 
 
-def prove(job: Job, partial: str) -> Dict[str, Any]:
+def prove(job: Job, partial: str, last: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     """Hash the source on its side and the copy by reading it back from the disk; returns how they compare."""
     subprocess.run(["sync", "-f", partial], check=False)
     source = job["work"] + "-source"
@@ -231,7 +233,9 @@ def prove(job: Job, partial: str) -> Dict[str, Any]:
     copies = [[partial + "/tree" + path, path] for path in job["paths"]]
     earlier = [source + ".jsonl", *list(job.get("previous", []))]
     manifest(job, sources, source, previous=earlier)
-    found = manifest(job, copies, partial + "/manifest", drop_cache=True, previous=[])
+    linked = [last["path"] + "/manifest.jsonl"] if last and job.get("final") else []
+    more = {"drop_cache": True, "previous": linked, "unmoved": LINKED}
+    found = manifest(job, copies, partial + "/manifest", **more)
     return dict(found, compare=stream.compare(source + ".jsonl", partial + "/manifest.jsonl", ignore=("nlink",)))
 
 
@@ -250,7 +254,7 @@ def settle(job: Job, partial: str, last: Optional[Dict[str, Any]]) -> Tuple[Dict
     vanished, found = False, {}  # type: Tuple[bool, Dict[str, Any]]
     for _ in range(PASSES):
         vanished = copy(job, partial, last) or vanished
-        found = prove(job, partial)
+        found = prove(job, partial, last)
         why = corrupt(found)
         if why:
             raise Refused(why)
@@ -308,7 +312,11 @@ def _publish(described: Dict[str, Any], partial: str, final: str) -> None:
         json.dump(described, file, sort_keys=True, indent=1)
         file.flush()
         os.fsync(file.fileno())
+    replaced = final + ".replaced.partial"
+    if os.path.exists(final):  # sealed again: the newer one counts
+        os.rename(final, replaced)
     os.rename(partial, final)
+    shutil.rmtree(replaced, ignore_errors=True)
     parent = os.open(os.path.dirname(final), os.O_RDONLY)
     os.fsync(parent)
     os.close(parent)

@@ -5,6 +5,7 @@ Usage: gpuchange_hashing.py JOB.json, with
   out       prefix: writes <out>.jsonl (one entry a line), <out>.sha256 (for sha256sum -c), <out>.progress
   previous  manifests (.jsonl) whose hashes hold for files of the same size, mtime, ctime and inode
   compare   manifest to compare with, or null;  compare_sha256: its expected digest, or ""
+  unmoved   what must be equal for that, if not these
   exclude   absolute paths that are left out, threads, drop_cache
 The summary is written to <out>.summary.json; a failure is printed as a line of JSON. Entries come in depth-first order
 of their names as bytes, so that two manifests can be compared as streams, whatever their size.
@@ -23,7 +24,7 @@ import sys
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import IO, Any, Dict, Iterator, List, Optional, Tuple
+from typing import IO, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 try:
     from ansible.module_utils import gpuchange_manifest_stream as stream
@@ -188,7 +189,7 @@ def xattr_digest(path: bytes) -> str:
 # ------------------------------------------------------------------------------------------- making
 
 
-def known_hash(readers: List[stream.Reader], found: Found) -> Optional[Entry]:
+def known_hash(readers: List[stream.Reader], found: Found, unmoved: Sequence[str] = UNMOVED) -> Optional[Entry]:
     """What an earlier manifest knows of this very file, if it has not moved since."""
     answers = [reader.at(found.key) for reader in readers]
     for old in answers:
@@ -196,7 +197,7 @@ def known_hash(readers: List[stream.Reader], found: Found) -> Optional[Entry]:
             old
             and old.get("sha256")
             and not old.get("young")
-            and all(old.get(name) == found.entry.get(name) for name in UNMOVED)
+            and all(old.get(name) == found.entry.get(name) for name in unmoved)
         ):
             return old
     return None
@@ -242,7 +243,7 @@ class Maker:
                 entry["target"] = stream.to_text(os.readlink(name, dir_fd=parent))
         if entry["kind"] != "file":
             return _settled(_with_xattr(entry, real))
-        old = known_hash(readers, found)
+        old = known_hash(readers, found, self.job.get("unmoved") or UNMOVED)
         if old:
             return _settled(dict(entry, sha256=old["sha256"], **({"xattr": old["xattr"]} if "xattr" in old else {})))
         try:

@@ -9,11 +9,13 @@ from pydantic import Field
 from gpuchange.checks import driver as driver_of
 from gpuchange.checks import gpu_function, identity, snapshot
 from gpuchange.checks import manifest as manifests
+from gpuchange.checks.snapshot import mapping
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
 from gpuchange.providers.facts import RECORD, SEAL, FactsReport, base_args, evidence, manifest_args
 from gpuchange.providers.types import Duration
 from gpuchange.reports import Verdict, by_state
 
+BACKUP = "backup/rsync"
 LOOK_AGAIN_S = 10.0
 SETTLING = frozenset({"services", "cards", "nvidia-smi", "modules loaded"})
 """Parts that may still be on their way shortly after a boot."""
@@ -30,10 +32,18 @@ class SealParams(Params):
 def args(view: HostView, mode: Mode) -> dict[str, Any]:
     base = {**base_args(view), "function": True}
     if view.direction == "do" and mode != "undo":
-        return {**base, "manifest": manifest_args(view, "seal")}
+        return {**base, "manifest": manifest_args(view, "seal"), "backup": _backup(view)}
     kept = manifests.parse(evidence(view, SEAL).get("manifest"))
     manifest = manifest_args(view, "prove", "seal", kept.jsonl_sha256) if kept else None
     return {**base, "manifest": manifest}
+
+
+def _backup(view: HostView) -> dict[str, Any] | None:
+    """The rsync backup's parameters, when there is a set from before the drain to go on from."""
+    chosen = view.plan.get("backup")
+    listed = [mapping(row) for row in chosen] if isinstance(chosen, list | tuple) else []
+    found = next((row for row in listed if row.get("provider") == "rsync"), None)
+    return found if evidence(view, BACKUP) else None
 
 
 def judge(view: HostView, report: FactsReport) -> Verdict:
@@ -46,8 +56,16 @@ def judge(view: HostView, report: FactsReport) -> Verdict:
         return Verdict.again(LOOK_AGAIN_S, manifests.troubles(manifest)[-1])
     problems += manifests.troubles(manifest) if manifest else ()
     problems += _new_inconsistencies(view, report)
-    findings = (*([manifests.sentence(manifest)] if manifest else []), *_moved_since_record(view, report), *problems)
+    if report.backup and report.backup.get("in_flux"):
+        problems.append(f"final backup: {report.backup['in_flux']} names still changed while they were copied")
+    said = [manifests.sentence(manifest)] if manifest else []
+    said += [_saved(report.backup)] if report.backup else []
+    findings = (*said, *_moved_since_record(view, report), *problems)
     return Verdict.reject("; ".join(problems), findings) if problems else Verdict.accept(findings=findings)
+
+
+def _saved(made: dict[str, Any]) -> str:
+    return f"final backup {made.get('path')}: {made.get('checked')} of {made.get('expected')} equal"
 
 
 def _new_inconsistencies(view: HostView, report: FactsReport) -> list[str]:
