@@ -146,7 +146,8 @@ def test_a_power_cut_inside_dpkg_is_repaired_once_and_completed(player: Player) 
     done = player.until("stack_apt", "apply", args)
     assert done["state"] == "done" and done["holds"] == ["nvidia-driver-570"], done
     assert done["repaired"] == ["previous attempt was interrupted inside dpkg; repaired with configure -a"]
-    assert player.sh("dpkg --audit") == "" and player.host.boots == boots + 2  # the power cut's and the driver's
+    assert player.sh("dpkg --audit") == ""
+    assert player.host.boots - boots in (1, 2)  # after the power cut, and once more if the old driver was loaded then
     assert {"stack-do-install.log", "stack-do-complete.log"} <= set(player.sh(f"ls {STATE}/{player.change}").split())
 
 
