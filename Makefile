@@ -25,10 +25,10 @@ lint: $(STAMP)
 	ruff format --check .
 	mypy
 	lint-imports
-	ansible-lint --offline -q
+	ansible-lint --offline -q playbooks
 
 fast: $(STAMP)
-	python -m pytest -m 'not lab' --cov=gpuchange --cov-report=term:skip-covered
+	python -m pytest -n auto -m 'not lab' --cov=gpuchange --cov-report=term:skip-covered
 
 check: lint fast  ## everything that needs neither root nor network
 
