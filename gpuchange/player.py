@@ -98,6 +98,11 @@ def ansible_config() -> dict[str, str]:
     return {"ANSIBLE_CONFIG": str(here)} if trusted and "ANSIBLE_CONFIG" not in os.environ else {}
 
 
+def connections(change: str) -> Path:
+    """Where the sockets of the change's kept ssh connections lie: its own, so that they end with it."""
+    return runtime_root() / f"{change}-cp"
+
+
 def environment(attempt: str) -> dict[str, str]:
     """The allow-listed environment of a play: the controller's other variables stay out of every file and host."""
     kept = {name: os.environ[name] for name in ALLOWED if name in os.environ}
@@ -105,14 +110,13 @@ def environment(attempt: str) -> dict[str, str]:
     scripts = str(Path(sys.executable).parent)  # the ansible-playbook that was installed with us, not another one
     path = ":".join(dict.fromkeys([scripts, *kept.get("PATH", "/usr/bin:/bin").split(":")]))
     python_path = ":".join(filter(None, [here, kept.get("PYTHONPATH", "")]))
-    control = str(runtime_root() / "cp")
     return {
         **kept,
         **ansible_config(),
         **SETTINGS,
         "PATH": path,
         "PYTHONPATH": python_path,
-        "ANSIBLE_SSH_CONTROL_PATH_DIR": control,
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": str(connections(attempt.partition("/")[0])),
         ATTEMPT: attempt,
     }
 
@@ -228,19 +232,24 @@ def bound_log(path: Path, secret: str | None) -> None:
     path.write_text(text.replace(secret, "********") if secret else text)
 
 
-def _carries(pid: str, mark: bytes) -> bool:
+def _carries(pid: str, mark: bytes, title: bytes) -> bool:
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if any(variable == mark or variable.startswith(mark + b"/") for variable in variables):
+            return True
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title)
     except OSError:  # ended meanwhile, or not ours
         return False
-    return any(variable == mark or variable.startswith(mark + b"/") for variable in variables)
 
 
 def carriers(attempt: str) -> list[int]:
-    """Processes on this machine that carry `attempt` (a change id, or change/attempt) in their environment."""
-    mark = f"{ATTEMPT}={attempt}".encode()
+    """Processes on this machine that carry `attempt` (a change id, or change/attempt) in their environment.
+
+    A change also has its kept ssh connections, which write their title (`ssh: SOCKET [mux]`) over their environment.
+    """
+    mark, title = f"{ATTEMPT}={attempt}".encode(), f"ssh: {connections(attempt)}/".encode()
     pids = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    return [int(pid) for pid in pids if _carries(pid, mark)]
+    return [int(pid) for pid in pids if _carries(pid, mark, title)]
 
 
 def _signal(pids: Sequence[int], number: signal.Signals) -> None:

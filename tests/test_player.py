@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from gpuchange import content, playchild, player
+from gpuchange.change import new_id
 from gpuchange.reports import Evidence, Failed, Reported, Silent, Unreachable
 
 CANARY = "canary-7f3a91"
@@ -155,7 +156,9 @@ def test_a_play_leaves_nothing_behind_and_shows_nothing_in_the_process_list(plac
     for _ in arriving_slowly(play):
         lines |= {path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if readable(path)}
     assert not [line for line in lines if CANARY.encode() in line]
-    assert {path for path in player.runtime_root().iterdir() if path.name != "cp"} - before == set()
+    change = play.request.attempt.partition("/")[0]  # other changes of this machine come and go meanwhile
+    left = set(player.runtime_root().glob(f"{change}*")) - {player.connections(change)}
+    assert not left - before
     assert not play.log.exists()
 
 
@@ -246,6 +249,25 @@ def test_ending_one_attempt_leaves_its_neighbours_alone() -> None:
         for sleeper in sleepers:
             sleeper.kill()
             sleeper.wait()
+
+
+def test_kept_ssh_connections_end_with_their_change_and_not_with_one_play() -> None:
+    """OpenSSH writes its title over its environment: the socket in it tells whose connection it is."""
+    title = f"ssh: {player.connections('c-1')}/0123456789 [mux]"
+    master = subprocess.Popen(["bash", "-c", f"exec -a '{title}' sleep 60"], env={"PATH": os.environ["PATH"]})
+    try:
+        player.wait_until(lambda: player.carriers("c-1") == [master.pid], timeout=10, what="the title")
+        assert player.carriers("c-1/1.1") == player.carriers("c-12") == []
+        assert player.environment("c-1/1.1")["ANSIBLE_SSH_CONTROL_PATH_DIR"] == str(player.connections("c-1"))
+        assert player.end_orphans("c-1") == 1
+    finally:
+        master.kill()
+        master.wait()
+
+
+def test_a_control_socket_fits_its_path_limit() -> None:
+    """107 bytes, of which ssh takes 17 for a temporary name and Ansible 11 for its own, with the longest change id."""
+    assert len(str(player.connections(new_id("x" * 99)))) + 11 + 17 <= 107
 
 
 def test_missing_statistics_mean_unknown(place: Path) -> None:
