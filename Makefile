@@ -34,7 +34,7 @@ check: lint fast  ## everything that needs neither root nor network
 
 test: check  ## check, then the tests on real lab hosts (root; about 20 minutes)
 	gpuchange lab build --install-tools
-	python -m pytest -m lab
+	python -m pytest -m lab -n 2 --dist loadfile
 
 demo: $(STAMP)  ## a driver change on three lab hosts under load: 0 failed requests
 	demo/run

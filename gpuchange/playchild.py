@@ -16,6 +16,7 @@ from typing import Any
 
 WORST = ("unknown", "not_done", "running", "done")
 MESSAGE_LIMIT = 4000
+CRASHES = {4, 6, 7, 8, 9, 11}  # ILL, ABRT, BUS, FPE, KILL (out of memory), SEGV
 
 
 def unsafe(value: Any) -> Any:
@@ -97,6 +98,27 @@ def evidence(event: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
 
 
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _crashed(pid: int) -> bool:
+    """Whether `pid` is dead by one of CRASHES, not yet waited for."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return False
+    return fields[0] == "Z" and int(fields[49]) & 0x7F in CRASHES
+
+
+def worker_crashed() -> bool:
+    """Whether a worker of our ansible-playbook was killed: under the strategy `free` Ansible waits for it for ever."""
+    return any(_crashed(worker) for playbook in _children(os.getpid()) for worker in _children(playbook))
+
+
 def play(request: Mapping[str, Any], say: Any) -> None:
     """Run one playbook and `say` its evidence as it comes."""
     import ansible_runner
@@ -126,6 +148,7 @@ def play(request: Mapping[str, Any], say: Any) -> None:
         quiet=False,
         verbosity=request["verbosity"] or None,
         event_handler=on_event,
+        cancel_callback=worker_crashed,
     )
     wanted = ("ok", "failures", "dark")
     say({"end": {"rc": runner.rc, "status": runner.status, "stats": {key: stats.get(key) for key in wanted if stats}}})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +106,43 @@ def test_noise_around_a_result_is_passed_over_or_unknown(
     found = plays.played(place, "apply", {name: {}})[name]
     assert isinstance(found, kind), found
     assert isinstance(found, Reported) or "module output not parsable" in found.why
+
+
+@pytest.mark.case("worker-killed-by-oom")
+def test_a_killed_worker_leaves_its_host_unknown_and_the_other_as_it_is(place: Path) -> None:
+    asked = plays.request(place, "apply", {"a": {"sleep": 600}, "b": {}})
+    play = player.Play(asked, place / "artifacts")
+    found = {}
+    for _, item in plays.arriving(play):
+        found[item.host] = item
+        if item.host == "b":
+            player.wait_until(lambda: bool(workers(asked.attempt)), timeout=60, what="the worker of host a")
+            for pid in workers(asked.attempt):
+                os.kill(pid, signal.SIGKILL)
+    assert isinstance(found["b"], Reported)
+    assert isinstance(found["a"], Silent) and "unknown" in found["a"].why
+    assert play.log.exists()
+    player.end_orphans(asked.attempt)
+
+
+def workers(attempt: str) -> list[int]:
+    """Forks of ansible-playbook: those whose parent is an ansible-playbook, too."""
+    playbooks = [pid for pid in player.carriers(attempt) if b"ansible-playbook" in command(pid)]
+    return [pid for pid in playbooks if parent(pid) in playbooks]
+
+
+def command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return 0
 
 
 # ------------------------------------------------------------------------------- what the caller's settings must not do

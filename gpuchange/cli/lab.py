@@ -85,12 +85,14 @@ def _status_line(host: str, row: dict[str, Any]) -> str:
 
 @lab.command()
 @name_option
+@click.option("--all", "every", is_flag=True, help="Every lab of this machine.")
 @click.option("--purge", is_flag=True, help="Remove the cached images too.")
-def down(name: str, purge: bool) -> None:
+def down(name: str, every: bool, purge: bool) -> None:
     """End a lab and remove everything it made."""
-    if state.exists(name) or not purge:
-        Lab.load(name).down()
-        click.echo(f"lab {name} is gone")
+    names = [spec.name for spec in state.all_labs()] if every else [name] if state.exists(name) or not purge else []
+    for each in names:
+        Lab.load(each).down()
+        click.echo(f"lab {each} is gone")
     if purge:
         fleet.purge()
         click.echo(f"cached images are gone from {state.root()}")
