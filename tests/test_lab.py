@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -18,6 +21,7 @@ from gpuchange.cli.lab import lab as lab_command
 from gpuchange.errors import GpuchangeError, LabError
 from gpuchange.lab import Lab, faults, hosts, network, state, tools
 from gpuchange.lab.load import Load, Target
+from gpuchange.lab.power import OrderServer
 from gpuchange.waiting import WaitTimeout, wait_until
 
 
@@ -32,6 +36,16 @@ def spec() -> state.LabSpec:
     made = state.LabSpec("demo", 7, 2, state.plan_hosts(3))
     state.save(made)
     return made
+
+
+def test_a_busy_power_daemon_refuses_nobody(tmp_path: Path) -> None:
+    """A Unix socket's full queue answers "try again" at once to a client with a timeout, instead of letting it wait."""
+    door = str(tmp_path / "door")
+    with OrderServer(door, socketserver.StreamRequestHandler), contextlib.ExitStack() as clients:
+        for _ in range(64):  # nobody takes orders yet
+            client = clients.enter_context(socket.socket(socket.AF_UNIX))
+            client.settimeout(5)
+            client.connect(door)
 
 
 def test_layout_gives_every_host_its_own_address(spec: state.LabSpec) -> None:

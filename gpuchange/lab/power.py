@@ -263,6 +263,7 @@ def _socket_handler(rack: Rack) -> type[socketserver.StreamRequestHandler]:
 
 class OrderServer(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
+    request_queue_size = 128  # a full queue refuses at once: every host of a lab may be ordered about at one moment
 
 
 def main(name: str, repository: str) -> None:
