@@ -35,7 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
 """Verb → (module:attribute, one line of help). The help stands here so that --help loads no verb."""
 
 EXIT_CODES: tuple[tuple[int, str], ...] = (
-    (0, "everything is as wanted"),
+    (0, "everything is as wanted; or an ordered rollback is proved"),
     (1, "failed before any change was made"),
     (2, "only with plan --detailed-exitcode: there is something to change"),
     (3, "failed, and rolled back with proof"),
