@@ -92,6 +92,6 @@ def test_what_a_dry_run_sees_is_there_for_programs(lab: Lab, tmp_path: Path) -> 
     plan = operator.plan(hosts=["gpu3"])
     said = operator.run("plan", plan, "--json", "--detailed-exitcode", timeout=500).ended(2)
     first, *lines = [json.loads(line) for line in said.out.splitlines()]
-    assert "version" in first
+    assert first["type"] == "version" and first["format"]
     preview = next(line for line in lines if line["type"] == "preview")
     assert preview["to_change"] == ["gpu3"]
