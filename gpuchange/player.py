@@ -34,6 +34,7 @@ SETTINGS = {
     "ANSIBLE_HOST_KEY_CHECKING": "True",  # ansible-runner switches it off unless it is set
     "ANSIBLE_PIPELINING": "True",
     "ANSIBLE_TIMEOUT": "10",
+    "ANSIBLE_SSH_CONTROL_PATH": "",  # a hashed name, whatever ansible.cfg says: the path has a limit
     "ANSIBLE_SSH_RETRIES": "0",  # a retry would run a module twice
     "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=120s -o BatchMode=yes "
     "-o ServerAliveInterval=3 -o ServerAliveCountMax=3",
