@@ -121,7 +121,9 @@ def _unreachable(situation: Situation, evidence: Unreachable) -> Outcome:
 
 
 def _silent(situation: Situation, evidence: Silent) -> Outcome:
-    data = {"why": evidence.why, "silent": True, "after": 0.0, "waited": situation.lost_waited}
+    data = {"why": evidence.why, "silent": not evidence.stopped, "after": 0.0, "waited": situation.lost_waited}
+    if evidence.stopped:
+        return Outcome(Kind.LOST, data)
     if situation.before_change:
         return Outcome(Kind.REJECTED, data)
     if situation.lost >= SILENT_LIMIT:

@@ -127,7 +127,7 @@ class Play:
 
     def __init__(self, request: Request, log_dir: Path) -> None:
         self.request = request
-        self.ended = False
+        self.ended = self.stopped = False
         self.end: dict[str, Any] = {}
         self.reported: set[str] = set()
         self._rest = b""
@@ -181,7 +181,7 @@ class Play:
             self._close()
             for host in self.request.hosts:
                 if host not in self.reported:
-                    yield Silent(host, self._why_silent())
+                    yield Silent(host, self._why_silent(), self.stopped)
 
     def _lines(self) -> Iterator[bytes]:
         try:
@@ -194,6 +194,8 @@ class Play:
         return iter([line for line in lines if line])
 
     def _why_silent(self) -> str:
+        if self.stopped:
+            return "the operator ended the play: state unknown"
         if not self.end:
             return f"the play's process ended (exit {self.process.returncode}) without a result: state unknown"
         if not self.end.get("stats"):
@@ -213,6 +215,7 @@ class Play:
 
     def stop(self) -> None:
         """Ask the play to end; its hosts become Silent and are probed later."""
+        self.stopped = True
         end_orphans(self.request.attempt)
 
 

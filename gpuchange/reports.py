@@ -89,10 +89,14 @@ class Unreachable:
 
 @dataclass(frozen=True)
 class Silent:
-    """The play ended and said nothing about this host: its state is unknown until probed."""
+    """The play ended and said nothing about this host: its state is unknown until probed.
+
+    `stopped`: it was we who ended the play, so that finding nothing done is no failure.
+    """
 
     host: str
     why: str
+    stopped: bool = False
 
 
 Evidence = Reported | Failed | Unreachable | Silent

@@ -57,6 +57,12 @@ def test_unreachable_says_where_and_backs_off() -> None:
     assert "lb1 unreachable" in judge(situation(), Unreachable("h1", "x", "lb1")).data["why"]
 
 
+def test_a_play_that_we_ended_is_lost_and_no_failure() -> None:
+    for given in (situation(), situation(before_change=True), situation(lost=9)):
+        outcome = judge(given, Silent("h1", "ended", stopped=True))
+        assert outcome.kind == Kind.LOST and outcome.data["silent"] is False
+
+
 def test_waits_add_up_so_that_judges_can_bound_them() -> None:
     assert judge(situation(waited=10.0), said("running")).data["waited"] == 12.0
 
