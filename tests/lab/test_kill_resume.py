@@ -1,0 +1,307 @@
+"""kill -9 at fixed moments of every phase, then `gpuchange resume`: nothing is lost, nothing is done twice.
+
+Every run is one change of one host: each of its plays in turn is struck at one moment. The runs go on side by side, one
+host each; the tests then look at what each came to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+from changes import fingerprint, ledger, servers, since
+from conftest import lab_name
+from crashing import (
+    MOMENTS,
+    STRIKES,
+    Controller,
+    Gate,
+    Tally,
+    alive,
+    begun,
+    blow,
+    campaign,
+    failed_results,
+    left_behind,
+    make_home,
+    once,
+    takeovers,
+)
+
+from gpuchange.errors import LabError
+from gpuchange.lab import Host, Lab, state
+from gpuchange.lab.tools import require_machine
+from gpuchange.player import carriers
+from gpuchange.states import Kind
+from gpuchange.waiting import wait_until
+
+HOSTS = 7
+SIDE_BY_SIDE = 4
+PHASES = {
+    *("preflight", "record", "backup", "drain", "seal", "baseline", "stack", "verify", "release", "watch"),
+    "owner_marker",
+}
+SERIES = [(strike, moment) for strike in STRIKES for moment in MOMENTS]
+
+
+@dataclass
+class Ended:
+    """What a run left: the host's looks before and after, what its ledger gained, which long works began on it, which
+    of them did not end well, and what should be gone.
+    """
+
+    controller: Controller
+    host: Host
+    tally: Tally
+    before: dict[str, list[str]]
+    after: dict[str, list[str]]
+    gained: dict[str, list[str]]
+    begun: list[str]
+    failed: dict[str, Any]
+    left: list[str]
+
+    def anonymous(self) -> dict[str, list[str]]:
+        """The looks afterwards without what differs from host to host."""
+        return {
+            name: sorted(re.sub(r"GPU-[0-9a-f-]+", "GPU-?", line).replace(self.host.name, "HOST") for line in lines)
+            for name, lines in self.after.items()
+        }
+
+
+Run = Callable[[Controller, Host], Tally]
+
+
+def undisturbed(controller: Controller, host: Host) -> Tally:
+    return campaign(controller, host, lambda _gate: False, blow("before", "tree"))
+
+
+def every_step(strike: str, moment: str) -> Run:
+    return lambda controller, host: campaign(controller, host, once(), blow(moment, strike))
+
+
+RUNS: dict[str, Run] = {
+    "undisturbed": undisturbed,
+    **{f"{strike}-{moment}": every_step(strike, moment) for strike, moment in SERIES},
+}
+
+
+class Field:
+    """A lab whose hosts are given out one by one, as first laid out."""
+
+    def __init__(self, lab: Lab, directory: Path) -> None:
+        self.lab, self.directory = lab, directory
+        self.free: Queue[tuple[Host, bool]] = Queue()
+        for host in lab.gpu_hosts:
+            self.free.put((host, False))
+
+    def carry(self, name: str) -> Ended:
+        host, used = self.free.get()
+        try:
+            if used:
+                host.restore("start")
+            self.lab.wait_serving([host.name])
+            return self._carry(name, host)
+        finally:
+            self.free.put((host, True))
+
+    def _carry(self, name: str, host: Host) -> Ended:
+        directory = self.directory / name
+        controller = Controller(self.lab, directory, python=make_home(directory / "home"))
+        drain = {"provider": "haproxy", "balancers": ["loadbalancers"], "backend": "gpu", "min_serving": 0}
+        controller.plan(hosts=[host.name], drain=[drain])
+        before, written = self._looks(host), ledger(host)
+        tally = RUNS[name](controller, host)
+        left, works = left_behind(controller, host), begun(host, controller.id)
+        gained, failed = since(written, ledger(host)), failed_results(host, controller.id)
+        return Ended(controller, host, tally, before, self._looks(host), gained, works, failed, left)
+
+    def _looks(self, host: Host) -> dict[str, list[str]]:
+        line = next(line for line in servers(self.lab) if line.startswith(f"{host.name} "))
+        name, _address, *state_of = line.split()
+        return {**fingerprint(host), "HAProxy": [" ".join([name, *state_of])]}
+
+
+@pytest.fixture(scope="module")
+def ended(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Ended]]]:
+    """Every run that a selected test asks for, begun at once."""
+    try:
+        require_machine()
+    except LabError as error:
+        pytest.skip(str(error))
+    name = f"{lab_name(os.environ.get('PYTEST_XDIST_WORKER', ''))}-kill"
+    was_up = state.exists(name)
+    lab = Lab.up(name, hosts=HOSTS)
+    if was_up:
+        lab.restore("start")
+    field = Field(lab, tmp_path_factory.mktemp("kill"))
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        yield {name: pool.submit(field.carry, name) for name in _asked_for(request)}
+    if not was_up:
+        lab.down()
+
+
+def _asked_for(request: pytest.FixtureRequest) -> list[str]:
+    wanted = {"undisturbed"}
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.module is request.module and hasattr(item, "callspec"):
+            wanted.add(str(item.callspec.params.get("run", "undisturbed")))
+    return [name for name in RUNS if name in wanted]
+
+
+def nothing_twice(run: Ended) -> None:
+    """No maintainer script of one package version ran twice, and no other long work failed on the way."""
+    twice = [line for line, count in Counter(run.gained["packages"]).items() if count > 1]
+    assert not twice, twice
+    assert not run.failed
+
+
+def clean(run: Ended) -> None:
+    assert not run.left, run.left
+    beside = [(gate.step, gate.tasks, gate.beside) for gate in run.controller.gates if gate.beside]
+    assert not beside, f"a play began while an earlier controller's still ran: {beside}"
+
+
+def as_undisturbed(run: Ended, reference: Ended) -> None:
+    assert run.tally.code == 0, run.controller.said()
+    assert run.anonymous() == reference.anonymous()
+    assert sorted(run.gained["packages"]) == sorted(reference.gained["packages"])
+    assert len(run.gained["boots"]) == len(reference.gained["boots"]) == 1
+    assert run.begun == reference.begun
+    assert run.before["HAProxy"] == run.after["HAProxy"]
+    nothing_twice(run)
+    clean(run)
+
+
+def test_an_undisturbed_run_is_what_the_others_are_held_against(ended: dict[str, Future[Ended]]) -> None:
+    reference = ended["undisturbed"].result()
+    assert {gate.step.partition("/")[0] for gate in reference.controller.gates} == PHASES
+    assert reference.before["packages"] != reference.after["packages"]
+    as_undisturbed(reference, reference)
+
+
+@pytest.mark.parametrize("run", [f"{strike}-{moment}" for strike, moment in SERIES])
+def test_killed_at_one_moment_of_every_step_and_resumed(run: str, ended: dict[str, Future[Ended]]) -> None:
+    found, reference = ended[run].result(), ended["undisturbed"].result()
+    tally = found.tally
+    print(f"{run}: {tally.kills.total()} kills in {tally.seconds:.0f} s, {tally.orphans} plays outlived them")
+    assert set(found.tally.kills) == {f"{gate.step} {gate.tasks}" for gate in reference.controller.gates}
+    events = found.controller.events()
+    assert takeovers(events) == found.tally.kills.total() + 1
+    as_undisturbed(found, reference)
+    if run == "engine-before":
+        assert found.tally.orphans == found.tally.kills.total(), "plays must outlive their controllers in this series"
+        assert all(
+            event.data["orphans"] for event in events if event.kind is Kind.CONTROLLER and event.data["fence"] > 1
+        )
+
+
+# -- killed again while resuming --------------------------------------------------------------------------------------
+
+
+def killed_again(controller: Controller, host: Host) -> Tally:
+    """At four steps: the play is killed at work, the resume's look at it too, and the next resume's look once more."""
+    wanted = ("drain/haproxy", "stack/apt", "verify/host", "release/haproxy")
+    acts = once(1, only=lambda gate: gate.step in wanted and gate.tasks != "probe")
+    looks = once(2, only=lambda gate: gate.step in wanted and gate.tasks == "probe")
+    at_work, ended_unread = blow("acting", "engine"), blow("unrecorded", "engine")
+
+    def fall(controller: Controller, process: subprocess.Popen[bytes], gate: Gate, host: Host) -> int:
+        return (ended_unread if gate.tasks == "probe" else at_work)(controller, process, gate, host)
+
+    return campaign(controller, host, lambda gate: acts(gate) or looks(gate), fall)
+
+
+RUNS["again"] = killed_again
+
+
+@pytest.mark.parametrize("run", ["again"])
+def test_killed_again_and_again_while_resuming(run: str, ended: dict[str, Future[Ended]]) -> None:
+    found = ended[run].result()
+    assert sum(count for name, count in found.tally.kills.items() if name.endswith("probe")) == 8
+    assert found.tally.kills.total() == 12
+    as_undisturbed(found, ended["undisturbed"].result())
+
+
+# -- killed on the way back -------------------------------------------------------------------------------------------
+
+
+def way_back(strike: str, moment: str) -> Run:
+    """A driver that computes wrong values; struck at every play that takes it back."""
+
+    def run(controller: Controller, host: Host) -> Tally:
+        host.break_("wrong-values")
+        acts = once(1, only=lambda gate: gate.tasks == "undo" or gate.step == "owner_marker")
+        return campaign(controller, host, acts, blow(moment, strike))
+
+    return run
+
+
+BACK = [("engine", "before"), ("engine", "acting"), ("engine", "unrecorded"), ("tree", "acting")]
+RUNS |= {f"back-{strike}-{moment}": way_back(strike, moment) for strike, moment in BACK}
+
+
+@pytest.mark.parametrize("run", [f"back-{strike}-{moment}" for strike, moment in BACK])
+def test_killed_at_one_moment_of_every_step_back(run: str, ended: dict[str, Future[Ended]]) -> None:
+    found = ended[run].result()
+    undone = {"stack/apt undo", "seal/host undo", "drain/gpu_users undo", "drain/haproxy undo", "owner_marker apply"}
+    assert set(found.tally.kills) == undone
+    assert found.tally.code == 3, found.controller.said()
+    assert found.after == found.before
+    assert len(found.gained["boots"]) == 2, "one on the way there, one on the way back"
+    nothing_twice(found)
+    clean(found)
+
+
+# -- asked to stop ----------------------------------------------------------------------------------------------------
+
+STOPS = {
+    "backup/packages": (signal.SIGTERM, 1),
+    "seal/host": (signal.SIGINT, 1),
+    "stack/apt": (signal.SIGTERM, 2),
+    "verify/host": (signal.SIGINT, 2),
+}
+
+
+def asked_to_stop(controller: Controller, host: Host) -> Tally:
+    """Signals as an operator sends them, once or twice, while a play is at work on the host; then resume."""
+    return campaign(controller, host, once(only=lambda gate: gate.step in STOPS and gate.tasks == "apply"), stop)
+
+
+def stop(controller: Controller, process: subprocess.Popen[bytes], gate: Gate, host: Host) -> int:
+    """Send the signal(s); check what the run then does with the play in flight, and how it ends."""
+    number, times = STOPS[gate.step]
+    MOMENTS["acting"](controller, process, gate, host)
+    process.send_signal(number)
+    if times > 1:
+        wait_until(lambda: "once more" in controller.said(), timeout=60, what="the first signal to be heard")
+        process.send_signal(number)
+    assert controller.until(process, lambda other: other.step != "owner_marker") is None, (
+        "a play began after the signal"
+    )
+    assert process.returncode == 128 + number, controller.said()
+    mine = [event for event in controller.events() if event.attempt == gate.attempt]
+    assert [event.kind for event in mine] == [Kind.STARTED, Kind.ACCEPTED if times == 1 else Kind.LOST]
+    assert not [pid for pid in carriers(controller.id) if alive(pid)], "a play outlived its controller"
+    return 0
+
+
+RUNS["stops"] = asked_to_stop
+
+
+@pytest.mark.parametrize("run", ["stops"])
+def test_asked_to_stop_and_resumed(run: str, ended: dict[str, Future[Ended]]) -> None:
+    found = ended[run].result()
+    assert set(found.tally.kills) == {f"{step} apply" for step in STOPS}
+    as_undisturbed(found, ended["undisturbed"].result())
