@@ -305,6 +305,7 @@ class Engine:
             before_change=start.phase == self.change.state.table.steps[0].phase.name,
             was_silent=standing.silent,
             silence=standing.why,
+            stopping=self.stopping,
         )
 
     def _checked(self, evidence: Evidence) -> Evidence:

@@ -33,6 +33,7 @@ class Situation:
     before_change: bool = False  # preflight: nothing to lose by giving up at once
     was_silent: bool = False  # the intent now probed ended without a word
     silence: str = ""  # what was known of that silence
+    stopping: bool = False  # the controller was told to stop; a stop of its whole service ends the plays as well
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,9 @@ def _unreachable(situation: Situation, evidence: Unreachable) -> Outcome:
 
 
 def _silent(situation: Situation, evidence: Silent) -> Outcome:
-    data = {"why": evidence.why, "silent": not evidence.stopped, "after": 0.0, "waited": situation.lost_waited}
-    if evidence.stopped:
+    ours = evidence.stopped or situation.stopping  # says nothing about the host: a look on resume decides
+    data = {"why": evidence.why, "silent": not ours, "after": 0.0, "waited": situation.lost_waited}
+    if ours:
         return Outcome(Kind.LOST, data)
     if situation.before_change:
         return Outcome(Kind.REJECTED, data)

@@ -15,6 +15,8 @@ from gpuchange import engine as engines
 from gpuchange import orders
 from gpuchange.change import Change, Connection
 from gpuchange.errors import NeedsOperator, UsageError
+from gpuchange.player import Request
+from gpuchange.reports import Evidence, Silent
 from gpuchange.states import Event, Kind, Status
 from tests.fleetfake import PROVIDERS, World
 
@@ -139,6 +141,26 @@ def test_lost_in_the_middle_is_probed_and_adopted(begin: Callable[..., Path]) ->
     kinds = [event.kind for event in events(home) if (event.phase, event.direction) == ("drain", "do")]
     assert kinds == [Kind.STARTED, Kind.LOST, Kind.PROBING, Kind.ACCEPTED]
     assert acted(world).count("drain_gpu_users.apply") == 1
+
+
+def test_a_play_ended_because_the_controller_was_told_to_stop_is_played_again(begin: Callable[..., Path]) -> None:
+    """Not a failure of the host: a resume must not take the change back."""
+    home, world = begin(), World()
+    engine = engines.Engine(home, Connection(), player=world.play)  # type: ignore[arg-type]
+
+    def answer(request: Request, host: str) -> Evidence:
+        if request.role == "verify_host" and not engine.stopping:
+            engine.stop(hard=True)
+            return Silent(host, "the play's process ended")
+        return World.answer(world, request, host)
+
+    world.answer = answer  # type: ignore[method-assign]
+    engine.run()
+    engine.close()
+    assert statuses(home)["verify/host"] == Status.UNSURE
+    assert run(home, world) == 0
+    kinds = [event.kind for event in events(home) if event.phase == "verify"]
+    assert kinds == [Kind.STARTED, Kind.LOST, Kind.PROBING, Kind.NOT_DONE, Kind.STARTED, Kind.ACCEPTED]
 
 
 @pytest.mark.case("unreachable-counted-as-success")

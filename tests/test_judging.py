@@ -43,6 +43,9 @@ CASES = [
     (situation(lost_waited=600.0), Unreachable("h1", "gone"), Kind.HELD),
     (situation(), Silent("h1", "no word"), Kind.LOST),
     (situation(lost=2), Silent("h1", "no word"), Kind.HELD),
+    (situation(lost=2, stopping=True), Silent("h1", "ended by a second Ctrl-C"), Kind.LOST),
+    (situation(before_change=True), Silent("h1", "no word"), Kind.REJECTED),
+    (situation(before_change=True, stopping=True), Silent("h1", "ended by a second Ctrl-C"), Kind.LOST),
 ]
 
 
