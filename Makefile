@@ -32,9 +32,9 @@ fast: $(STAMP)
 
 check: lint fast  ## everything that needs neither root nor network
 
-test: check  ## check, then the tests on real lab hosts (root; about 20 minutes)
+test: check  ## check, then the tests on real lab hosts (root; about half an hour)
 	gpuchange lab build --install-tools
-	python -m pytest -m lab -n 2 --dist loadfile
+	python -m pytest -m lab
 
 demo: $(STAMP)  ## a driver change on three lab hosts under load: 0 failed requests
 	demo/run
