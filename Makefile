@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help venv check lint fast test demo docs wheel clean
+.PHONY: help venv check lint fast test reliability demo docs wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -28,13 +28,18 @@ lint: $(STAMP)
 	ansible-lint --offline -q playbooks
 
 fast: $(STAMP)
-	python -m pytest -n auto -m 'not lab' --cov=gpuchange --cov-report=term:skip-covered
+	python -m pytest -n auto -m 'not lab and not reliability' --cov=gpuchange --cov-report=term:skip-covered
 
 check: lint fast  ## everything that needs neither root nor network
 
 test: check  ## check, then the tests on real lab hosts (root; about half an hour)
+	python -m pytest -n auto -m 'reliability and not lab'
 	gpuchange lab build --install-tools
-	python -m pytest -m lab
+	python -m pytest -m lab --durations=15
+
+reliability: $(STAMP)  ## every promise tried in full (hours; can be resumed); makes docs/reliability.md
+	gpuchange lab build --install-tools
+	scripts/reliability
 
 demo: $(STAMP)  ## a driver change on three lab hosts under load: 0 failed requests
 	demo/run

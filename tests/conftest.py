@@ -5,6 +5,8 @@ from __future__ import annotations
 import casebook
 import pytest
 
+pytest_plugins = ["reliability.fixtures"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--list-cases", action="store_true", help="list the known cases and their tests, run nothing")
