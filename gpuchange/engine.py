@@ -78,6 +78,10 @@ class Engine:
             self._wait(decision.wake_at)
         return exit_code(self.change.state)
 
+    def note(self, event: Event) -> None:
+        """Write into the journal what others learned while the engine has it open."""
+        self._append([event])
+
     def close(self) -> None:
         """Give the owner markers of finished hosts back, note the end, let go of journal and connections."""
         try:

@@ -28,11 +28,21 @@ def before_change(engine: Engine) -> Looks:
     looks = Looks()
     for host in engine.change.hosts:
         looks.hosts[host] = {step: dict(body) for step, body in engine.change.reports(host).items()}
-    for event in engine.change.journal.events():
-        if event.kind in (Kind.REJECTED, Kind.HELD):
-            looks.problems.setdefault(event.host, []).append(str(event.data.get("why", "")))
+    for (host, *_), why in _in_the_way(engine).items():
+        looks.problems.setdefault(host, []).append(why)
     looks.code = code if looks.problems else 0
     return looks
+
+
+def _in_the_way(engine: Engine) -> dict[tuple[str, str, str], str]:
+    """(host, phase, provider) → why it does not go on now; what an earlier run saw and this one did not is gone."""
+    hosts = engine.change.state.hosts
+    return {
+        (event.host, event.phase, event.provider): str(event.data.get("why", ""))
+        for event in engine.change.journal.events()
+        if event.kind in (Kind.REJECTED, Kind.HELD)
+        and hosts[event.host].steps[event.phase, event.provider].status in (Status.FAILED, Status.HELD)
+    }
 
 
 def look(engine: Engine) -> Looks:

@@ -1,4 +1,4 @@
-"""What an operator orders of a change: rollback, resolve, look again (nobody has it open); pause (somebody has)."""
+"""What an operator orders of a change: rollback, resolve (nobody has it open); pause (somebody has)."""
 
 from __future__ import annotations
 
@@ -67,24 +67,6 @@ def _answers(change: Change, host: str, kind: Kind, why: str) -> Iterator[Event]
         if status in stuck:
             direction = "undo" if status.value.startswith("undo") else "do"
             yield Event(kind, host, step.phase.name, step.provider, direction, data={"why": why})
-
-
-def look_again(home: Path) -> list[str]:
-    """Resuming is answer enough for hosts that are stuck only because they could not be reached, and for those that
-    failed before anything was done to them: they are looked at again. Returns their names.
-    """
-    change = Change.open(home, readonly=True)
-    try:
-        names = [
-            name
-            for name, host in change.state.hosts.items()
-            if (host.held and host.unreachable) or (host.failed and not host.touched)
-        ]
-        entries = [next(_answers(change, name, Kind.RETRY, "resumed"), None) for name in names]
-    finally:
-        change.journal.close()
-    order(home, [event for event in entries if event])
-    return names
 
 
 def pause(home: Path) -> None:

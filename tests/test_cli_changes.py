@@ -98,6 +98,20 @@ def test_apply_without_a_terminal_needs_yes_and_touches_nothing(world: World, ca
     assert "no change yet" in capsys.readouterr().out
 
 
+def test_resume_of_a_change_that_was_never_agreed_to_asks(world: World, capsys: Captured) -> None:
+    """Ended before the question, by a failed preflight or a kill: the yes is still missing."""
+    world.faults["h2", "preflight_host", "apply"] = ["unreachable"]
+    assert main(["apply", "plan.yaml", "--yes"]) == 4
+    capsys.readouterr()
+    assert main(["resume"]) == 64
+    said = capsys.readouterr()
+    assert "h2" in said.out
+    assert "add --yes" in said.err
+    assert not {role for _, role, _ in world.ledger} - LOOKING
+    assert main(["resume", "--yes"]) == 0
+    assert "done (exit 0)" in capsys.readouterr().out
+
+
 @pytest.mark.case("check-mode-takes-the-other-branch")
 @pytest.mark.parametrize("command", [["plan", "plan.yaml"], ["apply", "plan.yaml", "--dry-run"]])
 def test_a_dry_run_leaves_no_change_and_acts_on_nothing(world: World, command: list[str], capsys: Captured) -> None:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuchange.cli import live, render, running, words
+from gpuchange.cli import asking, words
 from gpuchange.cli.flags import ansible_flags, connection
 from gpuchange.cli.settings import common, current
 from gpuchange.errors import UsageError
 
 if TYPE_CHECKING:
     from gpuchange.change import Connection
-    from gpuchange.engine import Engine
     from gpuchange.looking import Looks
     from gpuchange.preview import Preview
 
@@ -55,25 +54,10 @@ def apply(plan_path: Path, dry_run: bool, **flags: Any) -> int:
 
     home = change.create(current().root, plan_path, reach)
     try:
-        return running.run(home, reach, lambda engine: preflighted(engine, plan_path))
+        return asking.carry(home, reach, f"gpuchange plan {plan_path}")
     except (click.Abort, UsageError):
         shutil.rmtree(home)  # refused before anything was changed: there is nothing to come back to
         raise
-
-
-def preflighted(engine: Engine, plan_path: Path) -> int | None:
-    """Preflight, preview and question; None when the change may go on, else the exit code."""
-    from gpuchange.looking import before_change
-
-    looks = before_change(engine)
-    seen = _shown(plan_path, looks)
-    if looks.code:
-        return looks.code
-    if not seen.to_change:
-        words.warn("every host is as the plan wants it: nothing to do")
-        return 0
-    running.confirm(f"change {len(seen.to_change)} host(s)?")
-    return None
 
 
 @click.command()
@@ -91,26 +75,11 @@ def verify(plan_path: Path, **flags: Any) -> int:
 
 def looked(plan_path: Path, reach: Connection) -> tuple[Preview, int]:
     """Looks at the hosts, prints the preview and returns it with the exit code of looking (0 = nothing in the way)."""
+    from gpuchange import plan as plans
+
     looks = _dry_run(plan_path, reach)
-    return _shown(plan_path, looks), looks.code
-
-
-def _shown(plan_path: Path, looks: Looks) -> Preview:
-    from gpuchange import plan, preview
-    from gpuchange.phases import PHASES
-
-    seen = preview.build(plan.load(plan_path), PHASES, looks.hosts, looks.problems)
-    if current().json:
-        live.emit(render.preview_json(seen))
-    else:
-        words.say(render.preview_text(seen, _next(seen, plan_path)))
-    return seen
-
-
-def _next(seen: Preview, plan_path: Path) -> str:
-    if seen.problems:
-        return f"mend what is marked with !, then: gpuchange plan {plan_path}"
-    return f"gpuchange apply {plan_path}" if seen.to_change else "nothing"
+    shown = asking.show(plans.load(plan_path), looks, f"gpuchange plan {plan_path}", f"gpuchange apply {plan_path}")
+    return shown, looks.code
 
 
 def _dry_run(plan_path: Path, reach: Connection) -> Looks:

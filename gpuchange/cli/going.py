@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from gpuchange.cli import changes, running, words
+from gpuchange.cli import asking, changes, running, words
 from gpuchange.cli.flags import ansible_flags, connection
 from gpuchange.cli.settings import common, current
 from gpuchange.errors import UsageError
@@ -19,13 +19,11 @@ from gpuchange.errors import UsageError
 def resume(change: str | None, **flags: Any) -> int:
     """Go on with CHANGE (default: the latest) after a crash, a pause or an answer. Looks before it acts.
 
-    Hosts that wait only because they could not be reached are looked at again.
+    Hosts that wait only because they could not be reached are looked at again. A change whose preview was never agreed
+    to shows it and asks first.
     """
-    from gpuchange import orders
-
     directory = changes.find(current().root, change)
-    orders.look_again(directory)
-    return running.run(directory, connection(**flags))
+    return asking.carry(directory, connection(**flags), f"gpuchange resume {directory.name}")
 
 
 @click.command()

@@ -1,0 +1,71 @@
+"""The question before a change: preflight, preview, yes or no. What was agreed to stands in the journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuchange.cli import changes, live, render, running, words
+from gpuchange.cli.settings import current
+from gpuchange.states import Event, Kind
+
+if TYPE_CHECKING:
+    from gpuchange.change import Connection
+    from gpuchange.engine import Engine
+    from gpuchange.looking import Looks
+    from gpuchange.plan import Plan
+    from gpuchange.preview import Preview
+
+AGREED = "agreed"
+
+
+def carry(directory: Path, reach: Connection, look: str) -> int:
+    """Ask unless it was agreed to, then run. Raises click.Abort or UsageError when the answer is no.
+
+    `look`: the command that shows the preview again once what stands in the way is mended.
+    """
+    if agreed(directory):
+        return running.run(directory, reach)
+    return running.run(directory, reach, lambda engine: preflighted(engine, look))
+
+
+def agreed(directory: Path) -> bool:
+    """Whether somebody said yes to the preview of this change, or has taken it in hand since."""
+    found = changes.read(directory)
+    noted = any(event.kind is Kind.NOTE and event.data.get(AGREED) for event in found.events)
+    return noted or found.state.counts.touched > 0
+
+
+def preflighted(engine: Engine, look: str) -> int | None:
+    """Preflight, preview and question; None when the change may go on, else the exit code."""
+    from gpuchange.looking import before_change
+
+    looks = before_change(engine)
+    seen = show(engine.change.plan, looks, look)
+    if looks.code:
+        return looks.code
+    if not seen.to_change:
+        words.warn("every host is as the plan wants it: nothing to do")
+        return 0
+    running.confirm(f"change {len(seen.to_change)} host(s)?")
+    engine.note(Event(Kind.NOTE, data={AGREED: True}))
+    return None
+
+
+def show(plan: Plan, looks: Looks, look: str, go: str = "") -> Preview:
+    """Print the preview of what was seen, as text or NDJSON, and the command to run next: `look` or `go`."""
+    from gpuchange import preview
+    from gpuchange.phases import PHASES
+
+    seen = preview.build(plan, PHASES, looks.hosts, looks.problems)
+    if current().json:
+        live.emit(render.preview_json(seen))
+    else:
+        words.say(render.preview_text(seen, _next(seen, look, go)))
+    return seen
+
+
+def _next(seen: Preview, look: str, go: str) -> str:
+    if seen.problems:
+        return f"mend what is marked with !, then: {look}"
+    return (go or "a yes below carries it out") if seen.to_change else "nothing"
