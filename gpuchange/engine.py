@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuchange import ssh
+from gpuchange import locking, ssh
 from gpuchange.change import Change, Connection
 from gpuchange.errors import BeforeChangeError
 from gpuchange.judging import Outcome, Situation, judge
@@ -52,6 +52,7 @@ class Engine:
         self._attempts = 0
         self._fence = 0
         self._controller = f"{os.uname().nodename}:{os.getpid()}:{time.time_ns():x}"
+        self._boot = locking.boot()
         self._started = False
 
     # -- from outside -------------------------------------------------------------------------------------------------
@@ -101,8 +102,7 @@ class Engine:
         earlier = [event for event in self.change.journal.events() if event.kind == Kind.CONTROLLER]
         self._attempts = sum(1 for event in self.change.journal.events() if event.attempt)
         self._fence = 1 + max((int(event.data["fence"]) for event in earlier), default=0)
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        data = {"id": self._controller, "fence": self._fence, "pid": os.getpid(), "boot": boot, "orphans": ended}
+        data = {"id": self._controller, "fence": self._fence, "pid": os.getpid(), "boot": self._boot, "orphans": ended}
         lost = [
             self._step_event(Kind.LOST, host, step, direction, data={"why": "the controller ended", "after": 0.0})
             for host, step, direction in self._in_flight()
@@ -236,6 +236,8 @@ class Engine:
             "change": self.change.id,
             "controller": self._controller,
             "fence": self._fence,
+            "boot": self._boot,
+            "user": locking.user(),
             "reason": plan.reason,
             "ticket": plan.ticket,
         }

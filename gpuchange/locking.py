@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pwd
 import socket
 import weakref
 from datetime import UTC, datetime
@@ -71,22 +72,43 @@ def holder(directory: Path) -> dict[str, Any]:
     return label if isinstance(label, dict) else {}
 
 
+def boot() -> str:
+    """Which boot of this machine it is."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def user() -> str:
+    """Who runs this process, and as whom."""
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        name = str(os.getuid())
+    caller = os.environ.get("SUDO_USER", "")
+    return f"{caller} as {name}" if caller and caller != name else name
+
+
 def _myself() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
+        "user": user(),
+        "boot": boot(),
         "since": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
     }
 
 
 def _locked(directory: Path) -> LockedError:
     who = holder(directory)
-    label = f"process {who.get('pid')} on {who.get('host')} since {who.get('since')}" if who else "another process"
     return LockedError(
-        f"another controller works on this change: {label}",
+        f"another controller works on this change: {_who(who) if who else 'another process'}",
         where=str(directory),
         remedy="wait for it, or watch it with gpuchange status",
     )
+
+
+def _who(label: dict[str, Any]) -> str:
+    pid, host, owner = label.get("pid"), label.get("host"), label.get("user")
+    return f"process {pid} of {owner} on {host} (boot {label.get('boot')}) since {label.get('since')}"
 
 
 def _forget_all() -> None:

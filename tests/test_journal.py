@@ -149,7 +149,9 @@ def test_what_was_acknowledged_survives_a_kill_and_pairs_stay_pairs(home: Path) 
 
 
 def test_a_second_writer_is_told_who_the_first_is(journal: Journal, home: Path) -> None:
-    with pytest.raises(LockedError, match=f"process {os.getpid()} on {os.uname().nodename} since 20"):
+    with pytest.raises(
+        LockedError, match=rf"process {os.getpid()} of .* on {os.uname().nodename} \(boot {locking.boot()}\) since 20"
+    ):
         Journal.open(home)
     with pytest.raises(LockedError):
         Journal.create(home, META)
@@ -175,7 +177,7 @@ def test_the_lock_of_a_killed_writer_is_free(home: Path) -> None:
     process = writer(home)
     assert process.stdout and process.stdout.readline()
     assert locking.holder(home)["pid"] == process.pid
-    with pytest.raises(LockedError, match=str(process.pid)):
+    with pytest.raises(LockedError, match=rf"process {process.pid} of .* since 20"):
         Journal.open(home)
     process.kill()
     process.wait()
@@ -347,4 +349,4 @@ def test_the_lock_label_is_json_and_survives_a_signal(home: Path) -> None:
     process.wait()
     process.stdout.close()
     label = json.loads((home / "lock").read_text())
-    assert set(label) == {"pid", "host", "since"}
+    assert set(label) == {"pid", "host", "user", "boot", "since"}

@@ -308,6 +308,9 @@ def test_unlock_frees_the_servers_of_a_lost_change_only(balancer: Balancer, stat
     unlocker = dict(OWNER, change="unlock-1", fence=0)
     shown = call("gpuchange_owner", mode="probe", owner=unlocker)["report"]
     assert (shown["state"], sorted(shown["things"])) == ("not_done", ["h1", "h2"])
-    call("gpuchange_owner", mode="apply", owner=unlocker, args={"expect": {"change": "c1"}})
+    call("gpuchange_owner", mode="apply", owner=unlocker, args={"expect": {"change": "c1", "fence": 1}})
     assert not (state / "owner-h1.json").exists() and (state / "owner-h2.json").exists()
+    for mode in ("apply", "undo"):
+        assert play(balancer, mode)["refused"]["kind"] == "released", "the stopped controller came back"
+    assert report(balancer, "probe")["foreign"]["fence"] == 1
     assert "report" in play(balancer, "apply", owner=dict(OWNER, change="c3"))

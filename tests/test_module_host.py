@@ -93,13 +93,104 @@ def test_release_is_ours_only_and_twice_is_once(root: Path) -> None:
     assert call("gpuchange_owner", mode="probe", owner=OWNER)["report"]["state"] == "done"
 
 
-def test_unlock_releases_exactly_the_marker_that_was_shown(root: Path) -> None:
+UNLOCKER = dict(OWNER, change="unlock-1", controller="k9", fence=0)
+
+
+def unlock(fence: int, change: str = "c1") -> dict[str, Any]:
+    return call("gpuchange_owner", mode="apply", owner=UNLOCKER, args={"expect": {"change": change, "fence": fence}})
+
+
+def test_unlock_shuts_the_stopped_controller_out_and_lets_the_next_one_in(root: Path) -> None:
+    assert own(fence=2) is None
+    assert unlock(2)["report"]["released"] is True
+    assert not (root / "owner.json").exists()
+    back = own(fence=2)
+    assert back is not None and back["kind"] == "released" and "up to fence 2" in back["msg"]
+    assert own(fence=1) is not None
+    assert own(fence=3, controller="k2") is None, "a controller that took the change over afterwards knows of it"
+
+
+def test_unlock_with_an_older_fence_is_refused(root: Path) -> None:
+    assert own(fence=2) is None
+    assert unlock(1)["refused"]["kind"] == "stale"
+    assert marker_of(root)["fence"] == 2 and not (root / "released.json").exists()
+
+
+def test_unlock_shuts_out_also_where_no_marker_is_yet(root: Path) -> None:
+    assert unlock(1)["report"]["released"] is False
+    refused = own()
+    assert refused is not None and refused["kind"] == "released"
+    assert own(change="c2") is None
+    unlock(4)
+    unlock(3)
+    assert host.read_released()["c1"]["fence"] == 4
+
+
+def test_unlock_leaves_other_changes_alone(root: Path) -> None:
+    assert own(change="c2") is None
+    assert unlock(1)["report"]["released"] is False
+    assert marker_of(root)["change"] == "c2"
+
+
+def test_what_another_change_took_since_is_closed_to_every_controller_of_the_first(root: Path) -> None:
     assert own() is None
-    other = dict(OWNER, change="c2")
-    wrong = call("gpuchange_owner", mode="apply", owner=other, args={"expect": {"change": "c1", "fence": 7}})
-    assert wrong["refused"]["by"]["fence"] == 1
-    right = call("gpuchange_owner", mode="apply", owner=other, args={"expect": {"change": "c1", "fence": 1}})
-    assert right["report"]["released"] is True
+    unlock(1)
+    assert own(change="c2", fence=7) is None
+    call("gpuchange_owner", mode="apply", owner=dict(OWNER, change="c2", fence=7))
+    refused = own(fence=9)
+    assert refused is not None and refused["kind"] == "released" and "taken by c2 since" in refused["msg"]
+    assert own(change="c2", fence=7) is None
+
+
+def test_a_probe_is_told_too_without_taking_anything(root: Path) -> None:
+    unlock(1)
+    assert host.shut_out(OWNER)[0] == "released" and host.shut_out(dict(OWNER, fence=2)) == ("", {})
+    assert not (root / "owner.json").exists()
+
+
+@pytest.mark.parametrize("text", ["{half", "[]", '{"c1": {}}', '{"c1": {"fence": "x", "taken": {}}}'])
+def test_damaged_memory_of_unlocks_lets_nobody_in(root: Path, text: str) -> None:
+    (root / "released.json").write_text(text)
+    refused = own()
+    assert refused is not None and refused["kind"] == "locked" and "damaged" in refused["by"]
+
+
+def test_a_crash_inside_unlock_shuts_out_first(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert own() is None
+
+    def crash(_path: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
+        broken.setattr(os, "unlink", crash)
+        unlock(1)
+    assert (refused := own()) is not None and refused["kind"] == "released"
+    assert unlock(1)["report"]["released"] is True
+
+
+def test_unlock_is_refused_while_work_of_that_change_runs(root: Path) -> None:
+    from ansible.module_utils import gpuchange_unit as unit
+
+    assert own() is None
+    folder = root / "c1"
+    folder.mkdir(exist_ok=True)
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    me = {"boot_id": host.boot_id(), "pid": os.getpid(), "start_time": stat[19]}
+    (folder / "stack-do-packages-g2.spec").write_text("{}")
+    (folder / "stack-do-packages-g2.begun").write_text(json.dumps(me))
+    with pytest.MonkeyPatch.context() as here:
+        here.setattr(unit, "ROOT", str(root))
+        refused = unlock(1)
+        assert refused["refused"]["kind"] == "working" and "stack-do-packages-g2" in refused["msg"]
+        assert own() is None and not (root / "released.json").exists()
+        (folder / "stack-do-packages-g2.json").write_text('{"rc": 0}')
+        assert unlock(1)["report"]["released"] is True
+
+
+def test_the_marker_says_who_where_and_since_when(root: Path) -> None:
+    assert own(boot="b-1", user="ann as root") is None
+    marker = marker_of(root)
+    assert (marker["boot"], marker["user"]) == ("b-1", "ann as root") and marker["since"].endswith("Z")
 
 
 def test_change_id_cannot_leave_the_state_directory() -> None:

@@ -17,7 +17,7 @@ from gpuchange.cli.words import clean, clock, duration
 from gpuchange.errors import UsageError
 from gpuchange.history import History
 from gpuchange.journal import Journal
-from gpuchange.locking import holder
+from gpuchange.locking import boot, holder
 from gpuchange.phases import PHASES
 from gpuchange.planner import State, Table, exit_code
 from gpuchange.states import Event, Kind
@@ -98,7 +98,7 @@ def read(directory: Path) -> Change:
 def alive(directory: Path) -> bool:
     """Whether a controller on this machine has the change in hand. Taking the lock to find out would disturb one."""
     label = holder(directory)
-    if label.get("host") != socket.gethostname():
+    if label.get("host") != socket.gethostname() or label.get("boot", boot()) != boot():
         return False
     try:
         os.kill(int(label["pid"]), 0)

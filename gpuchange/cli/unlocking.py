@@ -1,12 +1,14 @@
-"""The verb unlock: whose is a host, and taking a dead controller's marker away from it."""
+"""The verb unlock: whose is a host, and shutting a dead or stopped controller out of it."""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import select
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,38 +26,95 @@ if TYPE_CHECKING:
 ROLE = "owner_marker"
 
 
+# A lock is <change>/<fence>: each controller of a change has a higher fence than those before it, so an id that was
+# read before another controller took over opens nothing.
+LOCK_ID = re.compile(r"(\?|[A-Za-z0-9][A-Za-z0-9._-]{0,79})/([0-9]+)")
+HEAD = ("HOST", "LOCK_ID", "CONTROLLER", "SINCE", "REASON")
+
+
+@dataclass(frozen=True)
+class Lock:
+    """One owner marker: of a host, or of one server on a balancer."""
+
+    host: str
+    server: str
+    marker: Mapping[str, Any]
+
+    @property
+    def change(self) -> str:
+        return str(self.marker.get("change", "?"))
+
+    @property
+    def fence(self) -> int:
+        return int(self.marker.get("fence") or 0)
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        where = f"{self.host}: {self.server}" if self.server else self.host
+        since, reason = (str(self.marker.get(key) or "-") for key in ("since", "reason"))
+        return where, f"{self.change}/{self.fence}", self._controller(), since, reason
+
+    def _controller(self) -> str:
+        machine, pid = (*str(self.marker.get("controller", "")).split(":"), "")[:2]
+        user, boot = (str(self.marker.get(key) or "?") for key in ("user", "boot"))
+        return str(self.marker.get("damaged") or f"process {pid} of {user} on {machine} (boot {boot})")
+
+
 @click.command()
-@click.argument("hosts", nargs=-1, required=True)
-@click.option("--change", metavar="ID", help="Take the marker of this change away; without it, only show whose it is.")
+@click.argument("named", metavar="[LOCK_ID] [HOST...]", nargs=-1)
 @ansible_flags
 @common
-def unlock(hosts: tuple[str, ...], change: str | None, **flags: Any) -> int:
-    """Show which change owns HOSTS; with --change ID, take that change's owner markers away.
+def unlock(named: tuple[str, ...], **flags: Any) -> int:
+    """Show which change holds HOSTs (default: every host of the inventory); with LOCK_ID, open that lock.
 
-    Make sure first that its controller is gone for good: it would act on the hosts beside the next one.
+    Controllers up to that one are shut out of these hosts from then on, also one that was only stopped and comes back.
+    Name the balancers too: they keep a lock for each server.
     """
+    wanted = LOCK_ID.fullmatch(named[0]) if named else None
     reach = connection(**flags)
-    names = _hosts(hosts, reach)
-    owners = {item.host: item.report.get("marker") or {} for item in _reported(_play(names, reach, "probe", {}))}
-    words.say(words.table(("HOST", "OWNED BY CHANGE", "CONTROLLER", "FENCE"), [_row(*pair) for pair in owners.items()]))
-    owned = [host for host, marker in owners.items() if marker]
-    if not owned:
-        return 0
-    if change is None:
-        words.say(f"next: gpuchange unlock {' '.join(owned)} --change {words.clean(owners[owned[0]].get('change'))}")
-        return LockedError.exit_code
-    ours = [host for host in owned if owners[host].get("change") == change]
-    if not ours:
-        raise UsageError(f"none of these hosts is owned by {change}", remedy="give --change as shown above")
-    running.confirm(f"take the marker of {change} away from {', '.join(ours)}?")
-    _reported(_play(ours, reach, "apply", {"expect": {"change": change}}))
-    words.say(f"unlocked: {words.clean(', '.join(ours))}")
-    return 0
+    names = _hosts(named[1:] if wanted else named, reach)
+    found, gone = _reported(_play(names, reach, "probe", {}), "the locks cannot be read")
+    locks = [lock for item in found for lock in _locks(item)]
+    words.say(words.table(HEAD, [lock.row for lock in locks]) if locks else "no host here is locked")
+    for host, why in gone.items():
+        words.warn(f"{words.clean(host)}: unreachable, not seen: {words.clean(why)}")
+    if wanted:
+        _expect(locks, wanted[1], int(wanted[2]))
+        _open(tuple(item.host for item in found), reach, wanted[1], int(wanted[2]))
+    elif locks:
+        words.say(f"next: when that controller is gone for good: gpuchange unlock {words.clean(locks[0].row[1])} ...")
+    return UnreachableError.exit_code if gone else LockedError.exit_code if locks and not wanted else 0
 
 
-def _row(host: str, marker: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    change, controller, fence = (str(marker.get(key, "-")) for key in ("change", "controller", "fence"))
-    return host, change, controller, fence
+def _locks(item: Any) -> list[Lock]:
+    marker, things = item.report.get("marker"), item.report.get("things") or {}
+    return [Lock(item.host, name, at) for name, at in {**({"": marker} if marker else {}), **things}.items()]
+
+
+def _expect(locks: Sequence[Lock], change: str, fence: int) -> None:
+    """The id must be that of the newest lock that the change has here. Raises UsageError."""
+    newest = max((lock.fence for lock in locks if lock.change == change), default=None)
+    if newest is None:
+        raise UsageError(f"no lock {change}/{fence} is held here", remedy="take a LOCK_ID from: gpuchange unlock")
+    if newest != fence:
+        raise UsageError(
+            f"no lock {change}/{fence} is held here; {change} holds {change}/{newest}",
+            why="another controller of it was at work since that id was shown" if newest > fence else "",
+            remedy="make sure that this one is gone too, then give its LOCK_ID",
+        )
+
+
+def _open(hosts: Sequence[str], reach: Connection, change: str, fence: int) -> None:
+    running.confirm(f"shut the controllers of {change} up to {fence} out of {', '.join(hosts)}?")
+    opened, gone = _reported(
+        _play(hosts, reach, "apply", {"expect": {"change": change, "fence": fence}}), "not unlocked"
+    )
+    words.say(f"unlocked: {words.clean(', '.join(item.host for item in opened if item.report.get('released')))}")
+    words.say(f"shut out: controllers of {words.clean(change)} up to {fence}, on {len(opened)} hosts")
+    if gone:
+        raise UnreachableError(
+            "not unlocked everywhere", where=", ".join(gone), remedy="unlock again when they are back"
+        )
 
 
 def _hosts(patterns: Sequence[str], reach: Connection) -> tuple[str, ...]:
@@ -63,7 +122,7 @@ def _hosts(patterns: Sequence[str], reach: Connection) -> tuple[str, ...]:
 
     if not reach.inventory:
         raise UsageError("no inventory is named", remedy="give one with -i")
-    return tuple(inventory.resolve(reach.inventory, reach.limit, patterns, vault_ids=reach.vault_ids).hosts)
+    return tuple(inventory.resolve(reach.inventory, reach.limit, patterns or ("all",), vault_ids=reach.vault_ids).hosts)
 
 
 def _play(hosts: Sequence[str], reach: Connection, tasks: str, args: Mapping[str, Any]) -> list[Evidence]:
@@ -99,12 +158,20 @@ def _play(hosts: Sequence[str], reach: Connection, tasks: str, args: Mapping[str
     return found
 
 
-def _reported(found: Sequence[Evidence]) -> list[Any]:
+def _reported(found: Sequence[Evidence], what: str) -> tuple[list[Any], dict[str, str]]:
+    """The reports, and {host: why} of those that cannot be reached. Raises LockedError for what failed on a host."""
     from gpuchange.reports import Reported, Unreachable
 
     for item in found:
-        if isinstance(item, Unreachable):
-            raise UnreachableError("the host cannot be reached", where=item.host, why=item.why, remedy="see: ssh there")
-        if not isinstance(item, Reported):
-            raise LockedError("the marker cannot be read or taken away", where=item.host, why=item.why)
-    return list(found)
+        if not isinstance(item, (Reported, Unreachable)):
+            raise LockedError(what, where=item.host, why=item.why, remedy=_remedy(item))
+    reported = [item for item in found if isinstance(item, Reported)]
+    return reported, {item.host: item.why for item in found if isinstance(item, Unreachable)}
+
+
+def _remedy(item: Any) -> str:
+    kind = (getattr(item, "refused", None) or {}).get("kind")
+    return {
+        "working": "wait until that work has ended, or end it there (systemctl stop UNIT); then unlock again",
+        "stale": "look again: gpuchange unlock",
+    }.get(str(kind), "see: ssh there")

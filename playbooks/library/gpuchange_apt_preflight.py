@@ -34,11 +34,9 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
     args_of,
     change_of,
     finish,
+    guard,
     mode_of,
     open_module,
-    read_owner,
-    refusal,
-    refuse,
 )
 from ansible.module_utils.gpuchange_unit import host_unit  # noqa: E402
 
@@ -64,10 +62,7 @@ def main() -> None:
     if mode_of(module) != "apply":
         finish(module, "not_done" if mode_of(module) == "probe" else "done", why="a look is simply taken again")
     args = args_of(module)
-    marker = read_owner()
-    kind = refusal(marker, module.params["owner"])
-    if kind:
-        refuse(module, kind, marker or {})
+    guard(module)
     folder = os.path.join(RUN, change_of(module))
     os.makedirs(folder, mode=0o700, exist_ok=True)
     apt = PrivateApt(os.path.join(folder, "apt"))

@@ -41,12 +41,10 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
     args_of,
     change_of,
     finish,
+    guard,
     mode_of,
     open_module,
     owned,
-    read_owner,
-    refusal,
-    refuse,
 )
 from ansible.module_utils.gpuchange_manifest import manifest_unit  # noqa: E402
 from ansible.module_utils.gpuchange_packages import packages_snapshot  # noqa: E402
@@ -118,13 +116,6 @@ def final_backup(module: AnsibleModule, wanted: dict[str, Any] | None) -> dict[s
     if made["state"] != "done":
         finish(module, made["state"], why="final backup: " + made["why"])
     return dict(made["set"])
-
-
-def guard(module: AnsibleModule) -> None:
-    """Refuse a host that belongs to another change, without touching its marker."""
-    kind = refusal(read_owner(), module.params["owner"])
-    if kind:
-        refuse(module, kind, read_owner() or {})
 
 
 def main() -> None:

@@ -42,8 +42,8 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
     open_module,
     owned,
     read_owner,
-    refusal,
     release_owner,
+    shut_out,
     state_path,
 )
 
@@ -302,7 +302,7 @@ def probe(job: Job) -> NoReturn:
         why = "" if done else "%s is %s, sessions open: %s" % (job.server, where, look.left())
     short = look.short_of(int(job.args["min_serving"]))
     marker = read_owner(job.server) or {}
-    foreign = marker if refusal(marker, job.module.params["owner"]) else {}
+    foreign = shut_out(job.module.params["owner"], job.server)[1]
     state, level = "done" if done else "not_done", job.haproxy.level()
     job.finish(state, look, why, short=short, owner=marker, foreign=foreign, level=level)
 

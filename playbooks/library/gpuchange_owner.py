@@ -8,11 +8,12 @@ module: gpuchange_owner
 short_description: Release or show the owner marker of a host
 description:
   - apply takes our marker away; it is refused when the marker is another change's or a newer controller's.
-  - With args.expect ({change, fence}) it releases exactly that marker, whoever set it; this is what unlock plays.
+  - With args.expect ({change, fence}) it takes that change's markers up to that fence away, whoever set them, and
+    shuts its controllers up to that fence out, also where they left no marker; this is what unlock plays.
 options:
   mode: {type: str, choices: [probe, apply, undo], required: true, description: What to do.}
   owner: {type: dict, required: true, description: "change, controller, fence, reason, ticket"}
-  args: {type: dict, default: {}, description: "expect: the marker that unlock was told to release"}
+  args: {type: dict, default: {}, description: "expect: what unlock was told to release"}
   step: {type: dict, default: {}, description: "phase, provider, direction"}
 author: gpuchange
 """
@@ -33,8 +34,10 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
     read_owner,
     refuse,
     release_owner,
+    remember_released,
     sync_directory,
 )
+from ansible.module_utils.gpuchange_unit import working  # noqa: E402
 
 
 def things() -> list[str]:
@@ -43,33 +46,42 @@ def things() -> list[str]:
     return sorted(n[len("owner-") : -len(".json")] for n in names if n.startswith("owner-") and n.endswith(".json"))
 
 
-def unlock(module: AnsibleModule, expected: dict[str, Any]) -> bool:
-    """Release exactly the marker that the operator was shown, and those that the same change set on things here."""
+def unlock(module: AnsibleModule, expected: dict[str, Any]) -> list[str]:
+    """Release what the expected change has here up to the expected fence, and shut its controllers out for good.
+
+    Refused while work of that change still runs here, or when a newer controller of it has been at work.
+    """
+    change, fence = str(expected["change"]), int(expected["fence"])
     markers = {thing: read_owner(thing) or {} for thing in ["", *things()]}
-    ours = [thing for thing, marker in markers.items() if marker and _is(marker, expected)]
-    if markers[""] and "" not in ours:
-        refuse(module, "locked", markers[""])
+    ours = {thing: marker for thing, marker in markers.items() if marker.get("change") == change}
+    for thing, marker in ours.items():
+        if int(marker.get("fence", 0)) > fence:
+            refuse(module, "stale", marker, thing)
+    units = working(change)
+    if units:
+        why = "%s still works on this host (%s); nothing was done" % (change, ", ".join(units))
+        module.fail_json(msg=why, refused={"kind": "working", "by": ours.get("", {})})
+    remember_released(change, fence, str(module.params["owner"].get("controller")))  # first: a crash lets nobody in
     for thing in ours:
         os.unlink(owner_path(thing))
     sync_directory(os.path.dirname(owner_path()))
-    return bool(ours)
-
-
-def _is(marker: dict[str, Any], expected: dict[str, Any]) -> bool:
-    return all(marker.get(key) == value for key, value in expected.items())
+    return sorted(ours)
 
 
 def main() -> None:
     module = open_module()
     if mode_of(module) == "probe":
         held = {thing: read_owner(thing) or {} for thing in things()}
-        marker = read_owner() or next(iter(held.values()), {})
-        finish(module, "not_done" if marker else "done", marker=marker, things=held)
+        marker = read_owner() or {}
+        finish(module, "not_done" if marker or held else "done", marker=marker, things=held)
     if mode_of(module) == "undo":
         finish(module, "done", released=False)
     expected = args_of(module).get("expect")
     with locked(module):
-        released = unlock(module, expected) if expected else release_owner(module)
+        if expected:
+            gone = unlock(module, expected)
+            finish(module, "done", released=bool(gone), things=gone, changed=True)
+        released = release_owner(module)
     finish(module, "done", released=released, changed=released)
 
 

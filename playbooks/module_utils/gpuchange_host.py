@@ -28,6 +28,7 @@ from ansible.module_utils.basic import AnsibleModule
 ROOT = "/var/lib/gpuchange"
 LOCK_WAIT_S = 40.0
 OUTPUT_LIMIT = 64 * 1024
+MARKER = ("change", "controller", "fence", "boot", "user", "reason", "ticket")
 CHANGE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 CLEAN_ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -202,6 +203,61 @@ def refusal(marker: dict[str, Any] | None, owner: dict[str, Any]) -> str:
     return "stale"
 
 
+def shut_out(owner: dict[str, Any], thing: str = "") -> tuple[str, dict[str, Any]]:
+    """Why `owner` may not act here, and by whom: a kind of `refusal`, "released" (see below), or ("", {})."""
+    marker = read_owner(thing)
+    kind = refusal(marker, owner)
+    if kind:
+        return kind, marker or {}
+    try:
+        entry = read_released().get(str(owner.get("change")))
+    except ValueError as error:
+        return "locked", {"change": "?", "damaged": str(error)}
+    if entry and (int(owner.get("fence", 0)) <= entry["fence"] or thing in entry["taken"]):
+        return "released", dict(entry, change=owner.get("change"), taken=entry["taken"].get(thing, ""))
+    return "", {}
+
+
+# What unlock took away stays shut out: a controller that was only stopped may come back, and finds no marker of its own
+# any more. So the host remembers {change: {fence, by, since, taken}}: that change's controllers up to `fence` are
+# refused, and all of them, however new, on a thing that another change has `taken` since ("" is the host): what they
+# know of it is no longer true.
+
+
+def read_released() -> dict[str, dict[str, Any]]:
+    """Raises ValueError when the file is damaged: then nobody can be let in."""
+    found = read_json(_released_path(), {})
+    try:
+        return {str(change): dict(e, fence=int(e["fence"]), taken=dict(e["taken"])) for change, e in found.items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError("%s is damaged: %r" % (_released_path(), error))
+
+
+def remember_released(change: str, fence: int, by: str) -> None:
+    """Shut the change's controllers up to `fence` out of this host. Call inside `locked`."""
+    entries = read_released()
+    before = entries.get(change, {"fence": fence, "taken": {}})
+    entries[change] = dict(before, fence=max(fence, before["fence"]), by=by, since=_now())
+    write_atomic(_released_path(), entries)
+
+
+def _remember_taken(change: str, thing: str) -> None:
+    entries = read_released()
+    others = [entry for name, entry in entries.items() if name != change and thing not in entry["taken"]]
+    for entry in others:
+        entry["taken"][thing] = change
+    if others:
+        write_atomic(_released_path(), entries)
+
+
+def _released_path() -> str:
+    return os.path.join(ROOT, "released.json")
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
 @contextlib.contextmanager
 def owned(module: AnsibleModule, wait_s: float = LOCK_WAIT_S, thing: str = "") -> Iterator[dict[str, Any]]:
     """Hold the host's lock and marker while acting. Fails the module, with `refused`, when they are somebody else's.
@@ -210,16 +266,21 @@ def owned(module: AnsibleModule, wait_s: float = LOCK_WAIT_S, thing: str = "") -
     """
     with locked(module, wait_s):
         owner = module.params["owner"]
+        guard(module, thing)
         marker = read_owner(thing)
-        kind = refusal(marker, owner)
-        if kind:
-            refuse(module, kind, marker or {}, thing)
-        wanted = {key: owner.get(key) for key in ("change", "controller", "fence", "reason", "ticket")}
+        wanted = {key: owner.get(key) for key in MARKER}
         if marker is None or any(marker.get(key) != value for key, value in wanted.items()):
-            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            marker = dict(wanted, since=(marker or {}).get("since", now))
+            _remember_taken(str(owner.get("change")), thing)
+            marker = dict(wanted, since=(marker or {}).get("since", _now()))
             write_atomic(owner_path(thing), marker)
         yield marker
+
+
+def guard(module: AnsibleModule, thing: str = "") -> None:
+    """Fail the module, with `refused`, when the host or thing is somebody else's; touches no marker."""
+    kind, by = shut_out(module.params["owner"], thing)
+    if kind:
+        refuse(module, kind, by, thing)
 
 
 @contextlib.contextmanager
@@ -242,6 +303,8 @@ def refuse(module: AnsibleModule, kind: str, by: dict[str, Any], thing: str = ""
     said = {
         "locked": "%s belongs to change %s" % (thing or "this host", by.get("change", "?")),
         "stale": "a newer controller has taken this change over on %s" % (thing or "this host"),
+        "released": "%s was unlocked: taken away from this change's controllers up to fence %s%s"
+        % (thing or "this host", by.get("fence"), " and taken by %s since" % by["taken"] if by.get("taken") else ""),
     }[kind]
     module.fail_json(msg="%s; nothing was done" % said, refused={"kind": kind, "by": by})
     raise SystemExit(1)

@@ -35,6 +35,7 @@ from ansible.module_utils.gpuchange_host import (
 )
 
 STEP_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,40}")
+UNIT_FILE = re.compile(r"([a-z0-9_]+)-(do|undo)-([a-z0-9_]+)(?:-g([0-9]+))?\.spec")
 LIVE = ("active", "activating", "deactivating", "reloading")
 
 
@@ -64,6 +65,15 @@ class UnitName:
 
 def unit_name(module: AnsibleModule, step: str, generation: int = 0, folder: str = "") -> UnitName:
     return UnitName(change_of(module), phase_of(module), direction_of(module), step, generation, folder)
+
+
+def working(change: str) -> list[str]:
+    """The change's units that run on this host now."""
+    folder = os.path.join(ROOT, change)
+    files = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    stems = [UNIT_FILE.fullmatch(name) for name in files]
+    names = [UnitName(change, m[1], m[2], m[3], int(m[4] or 0)) for m in stems if m]
+    return [name.unit for name in names if unit_state(name)["state"] == "running"]
 
 
 def host_unit(
