@@ -8,11 +8,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help venv check lint fast test reliability demo docs wheel clean
+.PHONY: help venv check lint fast test test-all reliability demo docs wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 venv: $(STAMP)  ## a virtual environment in .venv with gpuchange and its tools
 
@@ -28,14 +28,17 @@ lint: $(STAMP)
 	ansible-lint --offline -q playbooks
 
 fast: $(STAMP)
-	python -m pytest -n auto -m 'not lab and not reliability' --cov=gpuchange --cov-report=term:skip-covered
+	python -m pytest -n auto -m 'not lab and not reliability and not slow' --cov=gpuchange --cov-report=term:skip-covered
 
 check: lint fast  ## everything that needs neither root nor network
 
 test: check  ## check, then the tests on real lab hosts (root; about half an hour)
 	python -m pytest -n auto -m 'reliability and not lab'
 	gpuchange lab build --install-tools
-	python -m pytest -m lab --durations=15
+	python -m pytest -m 'lab and not slow' --durations=15
+
+test-all: test  ## test, then what is slow: the rest of the kill series and its like
+	python -m pytest -m slow
 
 reliability: $(STAMP)  ## every promise tried in full (hours; can be resumed); makes docs/reliability.md
 	gpuchange lab build --install-tools

@@ -252,7 +252,13 @@ BACK = [("engine", "before"), ("engine", "acting"), ("engine", "unrecorded"), ("
 RUNS |= {f"back-{strike}-{moment}": way_back(strike, moment) for strike, moment in BACK}
 
 
-@pytest.mark.parametrize("run", [f"back-{strike}-{moment}" for strike, moment in BACK])
+def back(strike: str, moment: str) -> Any:
+    """One of these four runs stands for all in `make test`: each costs a whole change and a rollback."""
+    marks = () if (strike, moment) == ("tree", "acting") else (pytest.mark.slow,)
+    return pytest.param(f"back-{strike}-{moment}", marks=marks)
+
+
+@pytest.mark.parametrize("run", [back(strike, moment) for strike, moment in BACK])
 def test_killed_at_one_moment_of_every_step_back(run: str, ended: dict[str, Future[Ended]]) -> None:
     found = ended[run].result()
     undone = {"stack/apt undo", "seal/host undo", "drain/gpu_users undo", "drain/haproxy undo", "owner_marker apply"}
