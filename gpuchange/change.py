@@ -4,6 +4,7 @@
            /frozen/           plan.yaml, inventory/, playbooks/: what was reviewed is what runs
            /artifacts/        output of plays that failed, bounded
            /pause             present: start nothing new
+           /orders/           notes for the controller that has the journal open (confirming.py)
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuchange import __version__, content, inventory
+from gpuchange.confirming import Confirmations
 from gpuchange.errors import InventoryError, StaleError, UsageError, VersionMismatch
 from gpuchange.journal import Journal
 from gpuchange.phases import PHASES
@@ -173,6 +175,7 @@ class Change:
     meta: Mapping[str, Any]  # what the change began with; read once, it may name many hosts
     bodies: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)  # host → (which, step) → digest
     retries: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # host, phase, provider, direction
+    hands: Confirmations = field(default_factory=Confirmations)
 
     @classmethod
     def open(cls, home: Path, *, readonly: bool = False) -> Change:
@@ -214,6 +217,7 @@ class Change:
 
     def fold(self, event: Event, now: float = 0.0) -> None:
         self.state.apply(event, now)
+        self.hands.fold(event)
         if event.kind is Kind.RETRY:
             self.retries[event.host, event.phase, event.provider, event.direction] += 1
         if not event.body:
@@ -243,6 +247,8 @@ class Change:
             own=self.journal.body(own) if own else None,
             waited=self.state.hosts[host].steps[step.key].waited,
             retries=self.retries[host, *step.key, direction],
+            memo=self.hands.memos.get((host, *step.key, direction), {}),
+            confirmed=(host, *step.key, direction) in self.hands.confirmed,
             direction="undo" if play.tasks == "undo" else "do",
         )
 

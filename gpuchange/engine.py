@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuchange import locking, ssh
+from gpuchange import confirming, locking, ssh
 from gpuchange.change import Change, Connection
 from gpuchange.errors import BeforeChangeError
 from gpuchange.judging import Outcome, Situation, judge
@@ -182,7 +182,15 @@ class Engine:
 
     # -- deciding and starting ----------------------------------------------------------------------------------------
 
+    def _take_notes(self) -> None:
+        """What operators left for us. Journalled before the file goes: killed in between, it is found out of date."""
+        for path, note in confirming.left(self.change.home):
+            if note is not None and self.change.hands.fits(note):
+                self._append([note])
+            path.unlink(missing_ok=True)
+
     def _decide(self, last_phase: str) -> Decision:
+        self._take_notes()
         if (self.change.home / "pause").exists():
             self.stopping = True
         return decide(

@@ -90,6 +90,11 @@ class State:
             self.machines[str(event.data["machine_id"])] = host.name
         if event.data.get("unmarked"):
             host.unmarked = True
+        if event.data.get("confirmed"):
+            if (event.phase, event.provider) not in host.steps:
+                raise _stranger(event)
+            host.wake((event.phase, event.provider))
+            self._moved[host.name] = host
 
     @property
     def finished(self) -> bool:

@@ -259,6 +259,11 @@ class HostState:
             self._yes |= as_wanted
             self._no |= not as_wanted
 
+    def wake(self, key: StepKey) -> None:
+        """What the step waited for has happened: it is looked at again at once."""
+        self.steps[key] = self.steps[key]._replace(due=0.0)
+        self._stance = None
+
     def host_event(self, event: Event) -> None:
         """Fold TURNED or LEFT."""
         self.left = event.kind is Kind.LEFT

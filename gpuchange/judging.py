@@ -92,8 +92,10 @@ def _verdict(situation: Situation, verdict: Verdict) -> Outcome:
     if verdict.findings:
         data["findings"] = list(verdict.findings)
     if verdict.outcome == "again":
-        waited = situation.view.waited + verdict.after
-        return Outcome(Kind.AGAIN, {**data, "after": verdict.after, "waited": waited})
+        data |= {"after": verdict.after, "waited": situation.view.waited + verdict.after}
+        data |= {"asks": list(verdict.asks)} if verdict.asks else {}
+        data |= {"memo": dict(verdict.memo)} if verdict.memo is not None else {}
+        return Outcome(Kind.AGAIN, data)
     kinds = {"accept": Kind.ACCEPTED, "reject": Kind.REJECTED, "hold": Kind.HELD}
     return Outcome(kinds[verdict.outcome], data)
 

@@ -1,4 +1,4 @@
-"""What an operator orders of a change: rollback, resolve (nobody has it open); pause (somebody has)."""
+"""What an operator orders of a change: rollback, resolve (nobody has it open); pause (somebody has); confirm (both)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gpuchange import confirming
 from gpuchange.change import Change
-from gpuchange.errors import NeedsOperator, UsageError
+from gpuchange.errors import LockedError, NeedsOperator, UsageError
 from gpuchange.states import Event, Kind, Status
 
 
@@ -67,6 +68,29 @@ def _answers(change: Change, host: str, kind: Kind, why: str) -> Iterator[Event]
         if status in stuck:
             direction = "undo" if status.value.startswith("undo") else "do"
             yield Event(kind, host, step.phase.name, step.provider, direction, data={"why": why})
+
+
+def confirm(home: Path, host: str, by: str) -> Path | None:
+    """Confirm that what `host` asks for was done by hand. None when it stands in the journal; when a controller has
+    that open, the note that it will take. Raises NeedsOperator when nothing is asked for.
+    """
+    change = Change.open(home, readonly=True)
+    try:
+        asked = change.hands.of(host)
+    finally:
+        change.journal.close()
+    if asked is None:
+        raise NeedsOperator(
+            f"{host} waits for no confirmation",
+            why="only what a change has asked for can be confirmed, and only once",
+            remedy=f"see: gpuchange status {home.name}",
+        )
+    note = confirming.confirmation(*asked, by)
+    try:
+        order(home, [note])
+    except LockedError:
+        return confirming.leave(home, note)
+    return None
 
 
 def pause(home: Path) -> None:

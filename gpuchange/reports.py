@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,12 +28,18 @@ class Report(BaseModel):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judge's word: accept, reject(why), hold(why), again(after seconds, why). `findings` are lines to show."""
+    """The judge's word: accept, reject(why), hold(why), again(after seconds, why). `findings` are lines to show.
+
+    Of an `again`, `asks` tells an operator, line by line, what to do by hand and then to confirm; `memo` (small JSON)
+    is what the step has to remember until it is looked at again.
+    """
 
     outcome: Literal["accept", "reject", "hold", "again"]
     why: str = ""
     after: float = 0.0
     findings: tuple[str, ...] = field(default=())
+    asks: tuple[str, ...] = field(default=())
+    memo: Mapping[str, Any] | None = None
 
     @classmethod
     def accept(cls, why: str = "", findings: tuple[str, ...] = ()) -> Verdict:
@@ -47,8 +54,10 @@ class Verdict:
         return cls("hold", why, findings=findings)
 
     @classmethod
-    def again(cls, after: float, why: str) -> Verdict:
-        return cls("again", why, after=after)
+    def again(
+        cls, after: float, why: str, asks: tuple[str, ...] = (), memo: Mapping[str, Any] | None = None
+    ) -> Verdict:
+        return cls("again", why, after=after, asks=asks, memo=memo)
 
 
 def by_state(report: Report) -> Verdict:

@@ -14,6 +14,7 @@ from typing import Any
 
 from gpuchange.cli import story
 from gpuchange.cli.words import clean, clock, duration
+from gpuchange.confirming import Confirmations
 from gpuchange.errors import UsageError
 from gpuchange.history import History
 from gpuchange.journal import Journal
@@ -34,6 +35,7 @@ class Change:
     events: tuple[Event, ...]
     state: State
     history: History
+    hands: Confirmations
 
     @property
     def id(self) -> str:
@@ -88,11 +90,12 @@ def read(directory: Path) -> Change:
     """Folds the journal in `directory`. Raises JournalError if it contradicts itself."""
     with Journal.open(directory / JOURNAL, readonly=True) as journal:
         meta, events = dict(journal.meta), tuple(journal.events())
-    state, history = State(table(meta), tuple(meta["hosts"])), History()
+    state, history, hands = State(table(meta), tuple(meta["hosts"])), History(), Confirmations()
     for event in events:
         state.apply(event)
         history.see(event, state)
-    return Change(directory, meta, events, state, history)
+        hands.fold(event)
+    return Change(directory, meta, events, state, history, hands)
 
 
 def alive(directory: Path) -> bool:
@@ -157,11 +160,20 @@ def questions(found: Change) -> list[str]:
     lines = []
     for host in found.hosts:
         standing = found.state.hosts[host]
+        lines += _asked(found, host)
         if story.needs_answer(standing):
             last = found.history.last.get(host)
             lines.append(f"{clean(host)}: {story.sentence(last) if last else 'held'}")
             lines.append(f"  next: gpuchange resolve {found.id} {clean(host)} --retry | --done | --undo | --leave")
     return lines
+
+
+def _asked(found: Change, host: str) -> list[str]:
+    """What the host's step asks an operator to do by hand."""
+    asked = found.hands.of(host)
+    if asked is None:
+        return []
+    return [*(f"{clean(host)}: {clean(line)}" for line in asked[1].lines), f"  next: {story.confirm(found.id, host)}"]
 
 
 def findings(found: Change, direction: str) -> list[tuple[str, str, str]]:
@@ -203,6 +215,7 @@ def _host_json(found: Change, host: str) -> dict[str, Any]:
         "out_since": found.history.out_since.get(host),
         "out_seconds": found.history.out_seconds(host, datetime.now(UTC).isoformat()),
         "why": str(last.data.get("why", "")) if last else "",
+        "asks": list(asked[1].lines) if (asked := found.hands.of(host)) else [],
     }
 
 

@@ -1,7 +1,8 @@
-"""Verbs for a change that exists: resume, rollback, resolve, pause, abort."""
+"""Verbs for a change that exists: resume, rollback, resolve, confirm, pause, abort."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,6 +11,9 @@ from gpuchange.cli import asking, changes, running, words
 from gpuchange.cli.flags import ansible_flags, connection
 from gpuchange.cli.settings import common, current
 from gpuchange.errors import UsageError
+
+NOTE_TAKEN_S = 5.0
+"""A controller looks for notes every second, and may be starting plays meanwhile."""
 
 
 @click.command()
@@ -67,6 +71,39 @@ def resolve(change: str, host: str, answer: str | None) -> None:
         raise UsageError(f"{host} is not in this change", remedy=f"gpuchange status {directory.name}")
     orders.resolve(directory, host, answer)
     words.say(f"noted: {host} {answer}\nnext: gpuchange resume {directory.name}")
+
+
+@click.command()
+@click.argument("change")
+@click.argument("host")
+@common
+def confirm(change: str, host: str) -> None:
+    """Confirm that what HOST of CHANGE waits for was done by hand (`gpuchange status` shows what).
+
+    A running controller hears of it at once; when none runs: gpuchange resume CHANGE.
+    """
+    from gpuchange import locking, orders
+
+    directory = changes.find(current().root, change)
+    found = changes.read(directory)
+    if host not in found.hosts:
+        raise UsageError(f"{host} is not in this change", remedy=f"its hosts: {', '.join(found.hosts)}")
+    asked = found.hands.of(host)
+    note = orders.confirm(directory, host, locking.user())
+    for line in asked[1].lines if asked else ():
+        words.say(f"confirmed for {host}: {words.clean(line)}")
+    taken = note is not None and _taken(note)
+    words.say(f"next: gpuchange {'status' if taken else 'resume'} {directory.name}")
+
+
+def _taken(note: Path) -> bool:
+    """Whether the controller that has the journal open took the note; if it ends now, the next one takes it."""
+    from gpuchange.waiting import WaitTimeout, wait_until
+
+    try:
+        return wait_until(lambda: not note.exists(), timeout=NOTE_TAKEN_S, what="the controller to hear of it")
+    except WaitTimeout:
+        return False
 
 
 @click.command()

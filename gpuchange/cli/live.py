@@ -77,7 +77,7 @@ class Plain:
         if event.kind in story.QUIET or self._repeats(event):
             return
         took = self.history.took.get((event.host, event.phase, event.provider, event.direction))
-        self._print(f"{words.clock(event.at)} {story.sentence(event, took)}")
+        self._print("\n".join([f"{words.clock(event.at)} {story.sentence(event, took)}", *story.asked(event)]))
 
     def _note(self, event: Event) -> None:
         if event.host and event.phase:
@@ -117,6 +117,7 @@ class Screen:
 
         self.history = history
         self._rows: dict[str, tuple[str, str, str]] = {}
+        self._asked: dict[str, list[str]] = {}
         self._lock = threading.Lock()
         console = Console()
         self._room = max(5, console.height - 6)
@@ -139,6 +140,8 @@ class Screen:
                 # Latest last: a screen too small for the fleet shows the hosts that move.
                 self._rows.pop(event.host, None)
                 self._rows[event.host] = (stands, at, event.at)
+                if event.kind not in story.QUIET or event.data.get("confirmed"):
+                    self._asked[event.host] = [f"{event.host}:", *lines] if (lines := story.asked(event)) else []
 
     def _table(self) -> Any:
         from rich.markup import escape
@@ -152,11 +155,13 @@ class Screen:
             shown = sorted(list(self._rows.items())[-self._room :])
             hidden = len(self._rows) - len(shown)
             out = {host: self.history.out_seconds(host, now) for host, _ in shown}
+            notes = [line for lines in self._asked.values() for line in lines]
         for host, (stands, at, since) in shown:
             cells = (host, stands, at, words.clock(since), words.duration(out[host]) if out[host] else "-")
             table.add_row(*(escape(words.clean(cell)) for cell in cells))
-        if hidden:
-            table.caption = f"and {hidden} more"
+        notes += [f"and {hidden} more"] if hidden else []
+        if notes:
+            table.caption_justify, table.caption = "left", escape("\n".join(notes))
         return table
 
 

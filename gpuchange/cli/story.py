@@ -139,6 +139,17 @@ def _begun(host: HostState) -> bool:
     return any(step.status is not Status.PENDING for step in host.steps.values())
 
 
+def confirm(change: str, host: str) -> str:
+    """The command that confirms what a step asked for."""
+    return f"gpuchange confirm {change} {clean(host)}"
+
+
+def asked(event: Event) -> list[str]:
+    """What the event asks an operator to do by hand, and the command that confirms it; [] when it asks for nothing."""
+    lines = [f"  {clean(line)}" for line in event.data.get("asks", ())]
+    return [*lines, f"  next: {confirm(event.attempt.partition('/')[0], event.host)}"] if lines else []
+
+
 def needs_answer(host: HostState) -> bool:
     """Whether only `gpuchange resolve` moves this host on."""
     return not host.left and standing(host)[0] in ("held", "rollback failed")

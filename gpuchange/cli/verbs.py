@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "resume": ("gpuchange.cli.going:resume", "Go on with a change that was cut short."),
     "rollback": ("gpuchange.cli.going:rollback", "Take a change back, with proof."),
     "resolve": ("gpuchange.cli.going:resolve", "Answer for a host that waits for a human."),
+    "confirm": ("gpuchange.cli.going:confirm", "Say that what a host waited for was done by hand."),
     "pause": ("gpuchange.cli.going:pause", "Let what runs finish, start nothing more."),
     "abort": ("gpuchange.cli.going:abort", "End a change: hosts not yet begun are left as they are."),
     "unlock": ("gpuchange.cli.unlocking:unlock", "Show which change owns hosts, or take its markers away."),

@@ -27,6 +27,8 @@ class HostView:
     "phase/provider" to the first and the latest accepted report body of this host in this change; `own` is
     this step's first report of any verdict (state found before the first action). `waited` is the seconds this
     step has been answered with `again`; `retries` how often an operator has said to try it again in this direction.
+    `memo` is what the last `again` of this step and direction wanted to be remembered; `confirmed`: an operator has
+    done what it asked for.
     """
 
     host: str
@@ -37,6 +39,8 @@ class HostView:
     own: Mapping[str, Any] | None = None
     waited: float = 0.0
     retries: int = 0
+    memo: Mapping[str, Any] = field(default_factory=dict)
+    confirmed: bool = False
     direction: Literal["do", "undo"] = "do"
 
 
