@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CORE := gpuchange/journal.py,gpuchange/states.py,gpuchange/planner.py,gpuchange/engine.py
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help venv check lint fast test test-all reliability demo docs wheel clean
@@ -28,7 +29,8 @@ lint: $(STAMP)
 	ansible-lint --offline -q playbooks
 
 fast: $(STAMP)
-	python -m pytest -n auto -m 'not lab and not reliability and not slow' --cov=gpuchange --cov-report=term:skip-covered
+	python -m pytest -n auto -m 'not lab and not reliability and not slow' --cov=gpuchange --cov-branch --cov-report=term:skip-covered
+	python -m coverage report --include=$(CORE) --fail-under=100 --show-missing --skip-covered
 
 check: lint fast  ## everything that needs neither root nor network
 

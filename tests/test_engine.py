@@ -2,86 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuchange import change as changes
 from gpuchange import engine as engines
 from gpuchange import orders
-from gpuchange.change import Change, Connection
+from gpuchange.change import Connection
 from gpuchange.errors import NeedsOperator, UsageError
 from gpuchange.player import Request
 from gpuchange.reports import Evidence, Silent
 from gpuchange.states import Event, Kind, Status
-from tests.fleetfake import PROVIDERS, World
+from tests.fakechange import acted, crash_at, events, run, statuses
+from tests.fleetfake import World
 
-PLAN = """\
-version: 1
-name: test
-reason: because
-inventory: inventory.yaml
-hosts: [all]
-rollout: {max_unavailable: 1, canary: 0, unreachable_timeout: 1s}
-"""
-
-
-@pytest.fixture(autouse=True)
-def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuchange.providers.PROVIDERS", PROVIDERS)
-
-
-@pytest.fixture
-def begin(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, registry: None) -> Callable[..., Path]:
-    def create(hosts: int = 1) -> Path:
-        template = _template(tmp_path_factory.getbasetemp(), hosts)
-        return Path(shutil.copytree(template, tmp_path / f"{time.monotonic_ns()}" / template.name))
-
-    return create
-
-
-def _template(base: Path, hosts: int) -> Path:
-    """A change that has just been created, made once: asking Ansible for the inventory is slow."""
-    root = base / f"change-of-{hosts}"
-    if not root.exists():
-        names = "".join(f"    h{n}: {{ansible_connection: local}}\n" for n in range(1, hosts + 1))
-        root.mkdir()
-        (root / "inventory.yaml").write_text(f"all:\n  hosts:\n{names}")
-        (root / "plan.yaml").write_text(PLAN)
-        changes.create(root / "state", root / "plan.yaml", Connection())
-    return next((root / "state").iterdir())
-
-
-def run(home: Path, world: World, **more: Any) -> int:
-    engine = engines.Engine(home, Connection(), player=world.play, **more)
-    try:
-        return engine.run()
-    finally:
-        engine.close()
-
-
-def events(home: Path) -> list[Event]:
-    change = Change.open(home, readonly=True)
-    try:
-        return list(change.journal.events())
-    finally:
-        change.journal.close()
-
-
-def statuses(home: Path, host: str = "h1") -> dict[str, Status]:
-    change = Change.open(home, readonly=True)
-    try:
-        return {"/".join(key): step.status for key, step in change.state.hosts[host].steps.items()}
-    finally:
-        change.journal.close()
-
-
-def acted(world: World, host: str = "h1") -> list[str]:
-    return [f"{role}.{what}" for name, role, what in world.ledger if name == host]
+pytest_plugins = ["tests.fakechange"]
 
 
 def test_forward_does_every_step_once_in_order(begin: Callable[..., Path]) -> None:
@@ -204,42 +141,27 @@ def test_again_comes_back_to_the_same_step(begin: Callable[..., Path], monkeypat
     assert kinds.count(Kind.AGAIN) == 2 and kinds[-1] == Kind.ACCEPTED
 
 
-class Crash(BaseException):
-    pass
-
-
+@pytest.mark.thorough
 def test_killed_at_every_event_then_resumed_ends_as_if_nothing_had_happened(begin: Callable[..., Path]) -> None:
     calm_home, calm = begin(2), World()
     assert run(calm_home, calm) == 0
     total = len(events(calm_home))
     for point in range(2, total):
         home, world = begin(2), World()
-        _crash_at(home, world, point)
+        crash_at(home, world, lambda event, at=point: event.seq >= at)
         assert run(home, world) == 0, point
         assert sorted(world.ledger) == sorted(calm.ledger), point
         assert world.done == calm.done, point
 
 
-def _crash_at(home: Path, world: World, point: int) -> None:
-    def observer(event: Event, _state: Any) -> None:
-        if event.seq >= point:
-            raise Crash
-
-    engine = engines.Engine(home, Connection(), [observer], player=world.play)
-    try:
-        engine.run()
-        engine.close()
-    except Crash:
-        engine.change.journal.close()
-
-
+@pytest.mark.thorough
 def test_crash_in_the_middle_of_a_rollback(begin: Callable[..., Path]) -> None:
     faults = lambda: {("h1", "verify_host", "apply"): ["failed"]}  # noqa: E731
     calm_home, calm = begin(), World(faults=faults())
     assert run(calm_home, calm) == 3
     for point in range(2, len(events(calm_home))):
         home, world = begin(), World(faults=faults())
-        _crash_at(home, world, point)
+        crash_at(home, world, lambda event, at=point: event.seq >= at)
         assert run(home, world) == 3, point
         assert world.done == calm.done, point
         assert len(world.ledger) == len(set(world.ledger)), point

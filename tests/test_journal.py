@@ -77,6 +77,7 @@ plain_json = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(Kind), words, st.dictionaries(words, plain_json, max_size=3)), max_size=5))
 def test_any_data_survives_reopening(home: Path, rows: list[tuple[Kind, str, dict[str, Any]]]) -> None:

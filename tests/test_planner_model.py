@@ -263,7 +263,7 @@ class Fleet(RuleBasedStateMachine):
 
 CHANGED = ("drain", "change", "stack", "seal")
 
-TestFleet = Fleet.TestCase
+TestFleet = pytest.mark.thorough(Fleet.TestCase)
 TestFleet.settings = settings(
     max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
