@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuchange import __version__, content, inventory
+from gpuchange import __version__, content, inventory, places
 from gpuchange.confirming import Confirmations
 from gpuchange.errors import InventoryError, StaleError, UsageError, VersionMismatch
 from gpuchange.journal import Journal
@@ -42,7 +42,7 @@ class Connection:
     limit: str | None = None
     user: str | None = None
     become: bool = False
-    become_password: str | None = None
+    become_password: str | None = field(default=None, repr=False)
     private_key: str | None = None
     vault_ids: tuple[str, ...] = ()
     extra_vars: tuple[str, ...] = ()
@@ -81,8 +81,12 @@ def create(root: Path, plan_path: Path, connection: Connection) -> Path:
 
     Raises PlanError, InventoryError; leaves nothing behind when it raises.
     """
+    places.refuse_open_file(plan_path, "the plan")
+    places.refuse_open_directory(root, "the state directory")
     plan = load(plan_path)
     sources = connection.inventory or _plan_inventory(plan)
+    for source in (path for path in sources if os.path.exists(path)):
+        places.refuse_open_file(Path(source), "the inventory")
     found = inventory.resolve(sources, connection.limit, plan.hosts, vault_ids=connection.vault_ids)
     home = root / new_id(plan.name)
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -180,6 +184,8 @@ class Change:
     @classmethod
     def open(cls, home: Path, *, readonly: bool = False) -> Change:
         """Fold the journal. Raises LockedError (another controller), VersionMismatch, JournalError, PlanError."""
+        if not readonly:
+            places.refuse_open_directory(home, "the state directory")
         journal = Journal.open(home / JOURNAL, readonly=readonly)
         try:
             plan = load(home / "frozen" / "plan.yaml")

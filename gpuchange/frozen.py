@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpuchange import clear_secrets
 from gpuchange.ansible_cli import ask, environment, run
 from gpuchange.errors import InventoryError
 
@@ -85,17 +86,51 @@ def _copy_tree(origin: Path, place: Path, env: Mapping[str, str] | None, vars_on
 def _copy_source(path: Path, place: Path, env: Mapping[str, str] | None) -> Path:
     head = path.read_bytes()[:65536]
     if os.access(path, os.X_OK) and head.startswith((b"#!", b"\x7fELF")):
-        return _write(place / f"{path.name}.json", _from_script(path, env))
+        return _write(place / f"{path.name}.json", _without_secrets(path, _from_script(path, env)))
     plugin = _PLUGIN.search(head) if path.suffix in (".yml", ".yaml") else None
     if plugin and plugin[1] not in _STATIC_PLUGINS:
-        return _write(place / f"{path.stem}.json", _from_plugin(path, place, env))
+        return _write(place / f"{path.stem}.json", _without_secrets(path, _from_plugin(path, place, env)))
     return _copy_file(path, place / path.name)
 
 
 def _copy_file(origin: Path, place: Path) -> Path:
+    _refuse_secrets(origin, origin.read_text(encoding="utf-8", errors="replace"))
     shutil.copyfile(origin, place)
     place.chmod(0o600)
     return place
+
+
+def _refuse_secrets(origin: Path, text: str) -> None:
+    """The copy is kept: what it holds must be references. Raises InventoryError with file:line."""
+    found = [f"line {line}: {name}" for line, name in clear_secrets.in_variables(text)]
+    if found:
+        raise InventoryError(
+            f"the inventory holds secrets in clear: {', '.join(found[:5])}",
+            where=f"{origin}:{found[0].split(':')[0].removeprefix('line ')}",
+            why="a change keeps a copy of its inventory",
+            remedy="encrypt the values (ansible-vault encrypt_string) or the file, and give --vault-id; or use -K",
+        )
+
+
+def _without_secrets(origin: Path, listing: dict[str, Any]) -> dict[str, Any]:
+    """What a script or plugin answered, if no variable in it is a secret in clear. Raises InventoryError."""
+    names = sorted(set(_clear(listing)))
+    if names:
+        raise InventoryError(
+            f"the inventory gives secrets in clear: {', '.join(names[:5])}",
+            where=str(origin),
+            why="a change keeps what its inventory answered",
+            remedy="let it give vault values or lookups, or keep them in an encrypted group_vars file beside it",
+        )
+    return listing
+
+
+def _clear(data: Any) -> Iterator[str]:
+    for key, value in data.items() if isinstance(data, Mapping) else ():
+        if isinstance(value, str) and clear_secrets.names_one(str(key)) and not clear_secrets.is_reference(value):
+            yield str(key)
+        else:
+            yield from _clear(value)
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> Path:

@@ -7,15 +7,18 @@ standard error. The parent builds the environment; this process adds nothing to 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 WORST = ("unknown", "not_done", "running", "done")
 MESSAGE_LIMIT = 4000
+REDACTED = b"********"
 CRASHES = {4, 6, 7, 8, 9, 11}  # ILL, ABRT, BUS, FPE, KILL (out of memory), SEGV
 
 
@@ -52,11 +55,27 @@ def _culprit(result: Mapping[str, Any]) -> Mapping[str, Any]:
     return wrong[0] if wrong else result
 
 
+REMEDIES = {
+    "Missing sudo password": "sudo asks for a password: give it with -K, or allow sudo without one (see: gpuchange "
+    "doctor --sudoers)",
+    "Incorrect sudo password": "sudo refused the password: give the right one with -K",
+    "a password is required": "sudo asks for a password: give it with -K",
+    "waiting for privilege escalation prompt": "sudo asks in words of its own, or hangs: try `sudo true` there",
+    "is not in the sudoers file": "the account may not use sudo: see gpuchange doctor --sudoers, or log in with -u",
+    "is not allowed to execute": "the account's sudo rights are too few: see gpuchange doctor --sudoers",
+    "may not run sudo": "the account may not use sudo: see gpuchange doctor --sudoers, or log in with -u",
+}
+"""Words of sudo and Ansible → what to do next."""
+
+
 def _message(result: Mapping[str, Any]) -> str:
     source = _culprit(result)
     said = str(source.get("msg") or "")
-    extra = str(source.get("module_stderr") or source.get("stderr") or "").strip()
-    return "\n".join(part for part in (said, extra) if part)[:MESSAGE_LIMIT] or "the task failed without a message"
+    parts = (source.get("module_stderr"), source.get("stderr"), source.get("module_stdout") if "MODULE" in said else "")
+    extra = next((text for part in parts if (text := str(part or "").strip())), "")
+    text = "\n".join(part for part in (said, extra) if part)[:MESSAGE_LIMIT] or "the task failed without a message"
+    hint = next((remedy for words, remedy in REMEDIES.items() if words in text), "")
+    return f"{text} ({hint})" if hint else text
 
 
 def _garbled(result: Mapping[str, Any]) -> bool:
@@ -119,6 +138,46 @@ def worker_crashed() -> bool:
     return any(_crashed(worker) for playbook in _children(os.getpid()) for worker in _children(playbook))
 
 
+def hand_over(secret: str, place: Path) -> None:
+    """Make Ansible read the become password from a pipe at `place`: it lies in no file, no argument, no environment."""
+    os.mkfifo(place, 0o600)
+    os.environ["ANSIBLE_BECOME_PASSWORD_FILE"] = str(place)
+
+    def write() -> None:
+        with contextlib.suppress(OSError), open(place, "w", encoding="utf-8") as pipe:  # waits for the reader
+            pipe.write(secret + "\n")
+
+    threading.Thread(target=write, daemon=True).start()
+
+
+@contextlib.contextmanager
+def redacted_output(secret: str) -> Iterator[None]:
+    """What is printed meanwhile (the log of the play) goes through a pipe that takes `secret` out of every line."""
+    if not secret:
+        yield
+        return
+    log, (reader, writer) = os.dup(2), os.pipe()
+
+    def copy() -> None:
+        with open(reader, "rb") as lines:
+            for line in lines:
+                os.write(log, line.replace(secret.encode(), REDACTED))
+
+    copying = threading.Thread(target=copy, daemon=True)
+    copying.start()
+    for standard in (1, 2):
+        os.dup2(writer, standard)
+    os.close(writer)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for standard in (1, 2):
+            os.dup2(log, standard)
+        copying.join(5.0)
+
+
 def play(request: Mapping[str, Any], say: Any) -> None:
     """Run one playbook and `say` its evidence as it comes."""
     import ansible_runner
@@ -134,6 +193,8 @@ def play(request: Mapping[str, Any], say: Any) -> None:
         return False  # events live in the stream, not in thousands of files
 
     private = Path(request["private_dir"])
+    if request.get("become_password") is not None:
+        hand_over(str(request["become_password"]), private / "become")
     limit = private / "limit"
     limit.write_text("\n".join(request["hosts"]) + "\n")
     runner = ansible_runner.run(
@@ -146,6 +207,7 @@ def play(request: Mapping[str, Any], say: Any) -> None:
         cmdline=request["cmdline"] or None,
         forks=request["forks"],
         quiet=False,
+        settings={"suppress_output_file": True},  # the same text goes to our own log, bounded and redacted
         verbosity=request["verbosity"] or None,
         event_handler=on_event,
         cancel_callback=worker_crashed,
@@ -165,7 +227,9 @@ def main() -> None:
         except BrokenPipeError:  # the engine is gone; its successor will probe
             os._exit(75)
 
-    play(json.load(sys.stdin), say)
+    request = json.load(sys.stdin)
+    with redacted_output(str(request.get("become_password") or "")):
+        play(request, say)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ SETTINGS = {
     "ANSIBLE_DISPLAY_TRACEBACK": "never",
 }
 LOG_LIMIT = 256 * 1024
+REDACTED = "********"
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Request:
     host_args: Mapping[str, Mapping[str, Any]]
     shared: Mapping[str, Any]
     cmdline: str = ""
-    become_password: str | None = None
+    become_password: str | None = field(default=None, repr=False)
     forks: int = 50
     verbosity: int = 0
 
@@ -77,8 +78,6 @@ class Request:
             "gpuchange_host_args": self.host_args,
             **self.shared,
         }
-        if self.become_password is not None:
-            data["ansible_become_password"] = self.become_password
         return dict(unsafe(data))
 
 
@@ -162,6 +161,7 @@ class Play:
             "cmdline": request.cmdline,
             "forks": request.forks,
             "verbosity": request.verbosity,
+            "become_password": request.become_password,
         }
 
     def fileno(self) -> int:
@@ -171,7 +171,7 @@ class Play:
     def evidence(self) -> Iterator[Evidence]:
         """What has arrived. When the play has ended, hosts that said nothing are Silent."""
         for line in self._lines():
-            fact = json.loads(line)
+            fact = redacted(json.loads(line), self.request.become_password)
             if "end" in fact:
                 self.end = fact["end"]
             elif fact["evidence"]["host"] not in self.reported:
@@ -219,6 +219,17 @@ class Play:
         end_orphans(self.request.attempt)
 
 
+def redacted(said: Any, secret: str | None) -> Any:
+    """JSON data without the secret that we know by value, wherever a host repeats it."""
+    if not secret:
+        return said
+    if isinstance(said, str):
+        return said.replace(secret, REDACTED)
+    if isinstance(said, Mapping):
+        return {redacted(key, secret): redacted(item, secret) for key, item in said.items()}
+    return [redacted(item, secret) for item in said] if isinstance(said, list) else said
+
+
 def read_evidence(fact: Mapping[str, Any]) -> Evidence:
     host, where = str(fact["host"]), str(fact.get("where") or "")
     if fact["kind"] == "reported":
@@ -233,7 +244,7 @@ def read_evidence(fact: Mapping[str, Any]) -> Evidence:
 def bound_log(path: Path, secret: str | None) -> None:
     """Keep the tail of a failed play's output, without the secret that we know by value."""
     text = path.read_bytes()[-LOG_LIMIT:].decode(errors="replace")
-    path.write_text(text.replace(secret, "********") if secret else text)
+    path.write_text(text.replace(secret, REDACTED) if secret else text)
 
 
 def _carries(pid: str, mark: bytes, title: bytes) -> bool:

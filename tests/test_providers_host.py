@@ -92,7 +92,9 @@ def test_preflight_asks_read_only_and_for_the_plans_mounts() -> None:
     params = {**PREFLIGHT.params().model_dump(mode="json"), "mounts": ["/data"]}
     asked = PREFLIGHT.args(view(PREFLIGHT, params=params), "apply")
     base = {"paths": ["/srv/models", "/data"], "services": ["modelserver.service"], "guard": True}
+    rights = asked.pop("rights")
     assert asked == {**base, "binaries": []}
+    assert "seal/host" in rights and all(rights.values())
 
 
 def test_programs_of_chosen_providers_must_be_there() -> None:

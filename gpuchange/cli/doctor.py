@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sqlite3
@@ -17,7 +16,7 @@ import click
 
 import gpuchange
 from gpuchange import content
-from gpuchange.cli import words
+from gpuchange.cli import rights, words
 from gpuchange.cli.settings import common, current
 from gpuchange.errors import GpuchangeError
 
@@ -35,13 +34,18 @@ class Finding:
 
 
 @click.command()
+@click.argument("plan_path", metavar="[PLAN]", required=False, type=click.Path(path_type=Path))
+@click.option("--sudoers", is_flag=True, help="What each step (of PLAN, or any) needs root for; a sudoers file.")
 @common
-def doctor() -> int:
+def doctor(plan_path: Path | None, sudoers: bool) -> int:
     """Check this machine. Exit 1 when something has to be mended before a change can run."""
+    if sudoers or plan_path:
+        rights.show(plan_path)
+        return 0
     findings = [finding for check in CHECKS for finding in check()]
     for found in findings:
         if current().json:
-            words.say(json.dumps({"type": "finding", **found.__dict__}))
+            words.say(words.as_json({"type": "finding", **found.__dict__}))
         else:
             mark = click.style("ok   ", fg="green") if found.ok else click.style("FAULT", fg="red", bold=True)
             words.say(f"{mark} {found.topic:14} {words.clean(found.says)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -62,7 +61,7 @@ def _print(error: GpuchangeError, as_json: bool) -> int:
         words.warn(sentence(one))
         if as_json:
             fields = {"what": one.what, "where": one.where, "why": one.why, "remedy": one.remedy}
-            click.echo(json.dumps({"type": "error", **fields, "exit_code": one.exit_code}))
+            words.say(words.as_json({"type": "error", **fields, "exit_code": one.exit_code}))
     left_out = getattr(error, "left_out", 0)
     if left_out:
         words.warn(f"and {left_out} more")
@@ -71,7 +70,12 @@ def _print(error: GpuchangeError, as_json: bool) -> int:
 
 def sentence(error: GpuchangeError) -> str:
     """The error as lines: what, then where, why and next, each only if known."""
-    head = click.style("error: ", fg="red", bold=True) + words.clean(error.what, keep_lines=True)
+    head = click.style("error: ", fg="red", bold=True) + _indented(error.what)
     parts = (("where", error.where), ("why", error.why), ("next", error.remedy))
-    lines = [f"  {name + ':':6} {words.clean(text, keep_lines=True)}" for name, text in parts if text]
+    lines = [f"  {name + ':':6} {_indented(text)}" for name, text in parts if text]
     return "\n".join([head, *lines])
+
+
+def _indented(text: str) -> str:
+    """Further lines stand deeper than our own: what a host said cannot pass for a line that says what to do next."""
+    return words.clean(text, keep_lines=True).strip().replace("\n", "\n         ")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gpuchange import clear_secrets
 from gpuchange.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def connection(**flags: Any) -> Connection:
         become_password=_become_password() if flags["ask_become_pass"] else None,
         private_key=_file(flags["private_key"], "--private-key"),
         vault_ids=tuple(_vault(item) for item in (*flags["vault_id"], *flags["vault_password_file"])),
-        extra_vars=tuple(flags["extra_vars"]),
+        extra_vars=tuple(_extra(item) for item in flags["extra_vars"]),
         forks=flags["forks"],
         verbosity=flags["verbose"],
         accept_new_host_keys=flags["accept_new_host_keys"],
@@ -74,6 +75,20 @@ def _file(path: str | None, flag: str) -> str | None:
     if not os.access(full, os.R_OK):
         raise UsageError(f"{flag} cannot be read", where=full, remedy=f"give {flag} a file that you may read")
     return full
+
+
+def _extra(item: str) -> str:
+    """An -e value as a play can use it, which runs in another directory. Raises UsageError for a secret in clear."""
+    if item.startswith("@"):
+        return f"@{_file(item[1:], '--extra-vars')}"
+    what = clear_secrets.in_text(item)
+    if what:
+        raise UsageError(
+            f"-e gives a secret in clear: {what}",
+            why="everybody on this machine sees a command line",
+            remedy="keep it in a file, encrypted with ansible-vault: -e @FILE --vault-id NAME@PASSWORDFILE; or use -K",
+        )
+    return item
 
 
 def _vault(item: str) -> str:

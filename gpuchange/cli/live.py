@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -50,7 +49,7 @@ def emit(fields: dict[str, Any]) -> None:
     if not settings.spoke:
         settings.spoke = True
         emit({"type": "version", "gpuchange": gpuchange.__version__, "format": FORMAT})
-    words.say(json.dumps(fields))
+    words.say(words.as_json(fields))
 
 
 class Plain:
@@ -144,8 +143,8 @@ class Screen:
                     self._asked[event.host] = [f"{event.host}:", *lines] if (lines := story.asked(event)) else []
 
     def _table(self) -> Any:
-        from rich.markup import escape
         from rich.table import Table
+        from rich.text import Text
 
         now = datetime.now(UTC).isoformat()
         table = Table(box=None, pad_edge=False)
@@ -158,10 +157,11 @@ class Screen:
             notes = [line for lines in self._asked.values() for line in lines]
         for host, (stands, at, since) in shown:
             cells = (host, stands, at, words.clock(since), words.duration(out[host]) if out[host] else "-")
-            table.add_row(*(escape(words.clean(cell)) for cell in cells))
+            table.add_row(*(Text(words.clean(cell)) for cell in cells))  # no markup: [link=…] stays text
         notes += [f"and {hidden} more"] if hidden else []
         if notes:
-            table.caption_justify, table.caption = "left", escape("\n".join(notes))
+            table.caption_justify = "left"
+            table.caption = Text("\n".join(words.clean(line, keep_lines=True) for line in notes))
         return table
 
 

@@ -45,7 +45,7 @@ def validate(paths: tuple[Path, ...]) -> None:
     for path in paths:
         loaded = plan.load(path)
         if current().json:
-            words.say(json.dumps({"type": "valid", "path": str(path), "name": loaded.name}))
+            words.say(words.as_json({"type": "valid", "path": str(path), "name": loaded.name}))
         else:
             words.say(f"{path}: ok ({words.clean(loaded.name)})")
 
@@ -70,7 +70,7 @@ def providers() -> None:
     if current().json:
         for phase, provider in rows:
             fields = {"phase": phase.name, "provider": provider.name, "does": provider.does}
-            words.say(json.dumps({"type": "provider", **fields, "reversible": provider.reversible}))
+            words.say(words.as_json({"type": "provider", **fields, "reversible": provider.reversible}))
         return
     lines = [(phase.name, provider.name, provider.does, provider.reversible) for phase, provider in rows]
     words.say(words.table(("PHASE", "PROVIDER", "DOES", "REVERSIBLE"), lines))

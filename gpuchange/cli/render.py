@@ -49,7 +49,7 @@ def _host(alike: Sequence[HostPreview]) -> Iterator[str]:
     for version in host.versions:
         yield _version(version.component, version.before, version.after, version.changes)
     for problem in host.problems:
-        yield _signed("!", problem)
+        yield _signed("!", words.clean(problem))
     if host.as_wanted or host.problems:
         return
     yield from (f"    {words.clean(line)}" for line in _said(host))
@@ -58,20 +58,21 @@ def _host(alike: Sequence[HostPreview]) -> Iterator[str]:
 
 
 def _version(component: str, before: str, after: str, changes: bool) -> str:
+    component, before, after = (words.clean(text) for text in (component, before, after))
     if not changes:
         return _signed("=", f"{component:18} {before or 'absent'}")
     return _signed("~" if before else "+", f"{component:18} {before or 'absent'} → {after}")
 
 
 def _signed(sign: str, text: str) -> str:
-    return click.style(f"  {sign} {words.clean(text)}" if sign == "!" else f"  {sign} {text}", fg=_SIGN[sign])
+    return click.style(f"  {sign} {text}", fg=_SIGN[sign])
 
 
 def _no_return(host: HostPreview) -> Iterator[str]:
     if not host.no_return:
         yield "    reversible: yes, every step can be taken back"
     for reason in host.no_return:
-        yield _signed("!", f"point of no return: {reason}")
+        yield _signed("!", f"point of no return: {words.clean(reason)}")
 
 
 def _footer(preview: Preview, next_command: str) -> Iterator[str]:

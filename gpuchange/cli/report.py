@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
@@ -76,15 +76,19 @@ def _findings(found: changes.Change, title: str, direction: str) -> Section:
 
 
 def _markdown(found: changes.Change) -> str:
-    parts = [f"# gpuchange: {words.clean(found.name)}"]
+    parts = [f"# gpuchange: {_cell(found.name)}"]
     for section in sections(found):
         rows = [section.head, tuple("---" for _ in section.head), *section.rows]
         parts += [f"## {section.title}", "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in rows)]
     return "\n\n".join(parts) + "\n"
 
 
+_MARKDOWN = re.compile(r"[\\`*_\[\]!|~#]")
+
+
 def _cell(text: str) -> str:
-    return escape(words.clean(text), quote=False).replace("|", "\\|")
+    """Text as Markdown that shows it as it is: no link, image or tag of a host's making comes alive."""
+    return _MARKDOWN.sub(r"\\\g<0>", escape(words.clean(text), quote=False)).replace("://", "&#58;//")
 
 
 _PAGE = """<!doctype html>
@@ -118,7 +122,7 @@ def _html_section(section: Section) -> str:
 def _json(found: changes.Change) -> str:
     fields: dict[str, Any] = {**changes.as_json(found), "type": "report"}
     fields["events"] = [changes.event_fields(event) for event in found.events]
-    return json.dumps(fields, indent=2) + "\n"
+    return words.as_json(fields, indent=2) + "\n"
 
 
 WRITERS: dict[str, Callable[[changes.Change], str]] = {".md": _markdown, ".html": _html, ".json": _json}

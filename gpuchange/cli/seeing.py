@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 
 import click
@@ -18,7 +17,7 @@ def status(change: str | None) -> None:
     """Where each host of CHANGE (default: the latest) stands, and what needs an answer."""
     found = changes.read(changes.find(current().root, change))
     if current().json:
-        words.say(json.dumps(changes.as_json(found)))
+        words.say(words.as_json(changes.as_json(found)))
         return
     words.say(changes.headline(found) + "\n")
     rows = [_row(found, host) for host in found.hosts]
@@ -42,7 +41,7 @@ def list_changes() -> None:
     found = [changes.read(path) for path in changes.directories(current().root)]
     if current().json:
         for one in found:
-            words.say(json.dumps(changes.summary(one)))
+            words.say(words.as_json(changes.summary(one)))
         return
     if not found:
         words.say(f"no change yet in {current().root}")
@@ -62,7 +61,7 @@ def show(change: str | None, host: str | None) -> None:
         if host and event.host != host:
             continue
         if current().json:
-            words.say(json.dumps({"type": "event", **changes.event_fields(event)}))
+            words.say(words.as_json({"type": "event", **changes.event_fields(event)}))
         else:
             words.say(f"{event.seq:5}  {words.clock(event.at, day=True)}  {story.sentence(event)}")
 
@@ -80,7 +79,7 @@ def audit_verify(change: str | None) -> None:
     directory = changes.find(current().root, change)
     count, head = changes.verify(directory)
     if current().json:
-        words.say(json.dumps({"type": "audit", "change": directory.name, "events": count, "head": head}))
+        words.say(words.as_json({"type": "audit", "change": directory.name, "events": count, "head": head}))
     else:
         words.say(f"{directory.name}: {count} events, the chain is whole; its head is {head}")
         words.say("keep the head elsewhere to notice later whether the newest events were cut off")

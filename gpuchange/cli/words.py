@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import click
 
 from gpuchange.history import moment
 
 _PLAIN = {"→": "->", "—": "-", "–": "-", "…": "...", "·": "*", "✓": "ok", "✗": "x", "│": "|", "─": "-"}
-_CONTROL = re.compile(
-    r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]"
+_UNSEEN = (
+    r"\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f"
+    r"\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000110bd\U000110cd\U00013430-\U0001343f"
+    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f"
 )
+"""Control, format, direction and separator characters and half surrogates; tab and line feed are not among them."""
+_SEQUENCE = r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]"
+_CONTROL = re.compile(f"{_SEQUENCE}|[{_UNSEEN}]")
+_OURS = re.compile(f"(\x1b\\[[0-9;]{{1,8}}m)|{_SEQUENCE}|[{_UNSEEN}]")
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:
@@ -41,6 +49,22 @@ def clean(text: object, keep_lines: bool = False) -> str:
     return bare if keep_lines else " ".join(bare.split())
 
 
+def harmless(data: Any) -> Any:
+    """JSON data with every string (keys too) cleaned, for whoever prints it: `jq -r` shows strings as they are."""
+    if isinstance(data, str):
+        return clean(data, keep_lines=True)
+    if isinstance(data, Mapping):
+        return {harmless(key): harmless(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [harmless(item) for item in data]
+    return data
+
+
+def as_json(fields: Any, indent: int | None = None) -> str:
+    """Machine output: ASCII JSON in which no string holds a control or direction character."""
+    return json.dumps(harmless(fields), indent=indent)
+
+
 def use_colour(context: click.Context, wanted: bool) -> None:
     """Colour only on a terminal that wants it: --no-color, NO_COLOR and TERM=dumb each switch it off."""
     if not wanted or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
@@ -48,11 +72,16 @@ def use_colour(context: click.Context, wanted: bool) -> None:
 
 
 def say(text: str = "") -> None:
-    click.echo(text, file=sys.stdout)  # named, or click would take an ASCII stream for UTF-8
+    click.echo(_last_look(text), file=sys.stdout)  # named, or click would take an ASCII stream for UTF-8
 
 
 def warn(text: str) -> None:
-    click.echo(text, file=sys.stderr)
+    click.echo(_last_look(text), file=sys.stderr)
+
+
+def _last_look(text: str) -> str:
+    """Colour may pass, nothing else that moves a terminal: also where a caller forgot to clean what a host said."""
+    return _OURS.sub(lambda found: found[1] or "", text)
 
 
 def heading(text: str) -> str:

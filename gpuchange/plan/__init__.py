@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from gpuchange import providers
 from gpuchange.errors import PlanError
-from gpuchange.plan import faults, rules
+from gpuchange.plan import clear, faults, rules
 from gpuchange.plan.models import Chosen, Plan, Rollback, Rollout, document
 from gpuchange.plan.problems import Mark, Problem, ProblemsFound, plan_error
 from gpuchange.plan.schema import json_schema
@@ -62,9 +62,10 @@ def _checked(found: Document, source: str) -> Plan:
     try:
         plan = model.model_validate(found.data)
     except ValidationError as error:
-        raise ProblemsFound([*found.problems, *faults.problems(error, found, model)]) from None
+        others = [*found.problems, *faults.problems(error, found, model)]
+        raise ProblemsFound(clear.without_echoes(others, clear.secrets(found))) from None
     plan._source = source
-    later = [*found.problems, *_later_faults(plan, found)]
+    later = clear.without_echoes([*found.problems, *_later_faults(plan, found)], clear.secrets(found))
     if later:
         raise ProblemsFound(later)
     return plan

@@ -62,7 +62,8 @@ class Provider:
 
     `reversible`: "yes", "no: why". `may_change`: what of the host's identity this provider may move (gpu_uuid, serial,
     address, host_key, device_names). `delegates`: inventory patterns of the other machines it
-    acts on. `collections`/`binaries` are asked for by preflight.
+    acts on. `root_for`: what its plays need root for, `root_on`: on which machines. `collections`/`binaries` are asked
+    for by preflight.
     """
 
     phase: str
@@ -77,6 +78,8 @@ class Provider:
     reversible: str = "yes"
     may_change: tuple[str, ...] = ()
     delegates: Callable[[Mapping[str, Any]], tuple[str, ...]] = no_delegates
+    root_for: str = ""
+    root_on: str = "host"
     collections: tuple[str, ...] = ()
     binaries: tuple[str, ...] = ()
     estimate_s: float = 5.0

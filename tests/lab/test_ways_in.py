@@ -60,10 +60,13 @@ def test_what_would_ask_ends_preflight_soon_and_is_named_for_its_host(fresh_host
     hosts = inventory(lab, tmp_path / "asking.yaml", asking)
     said = operator.run("plan", operator.plan(inventory=hosts), timeout=150)
     assert said.code in (1, 4), said.text
-    assert "Missing sudo password" in said.text and "gpu2 unreachable" in said.text, said.text
+    assert (
+        "Missing sudo password" in said.text and "give it with -K" in said.text and "gpu2 unreachable" in said.text
+    ), said.text
     assert "Permission denied" in said.text, said.text
     # A password is given, but sudo asks for it in words that nobody waits for.
-    more = ("-l", "gpu1", "-e", "ansible_become_password=not-it")
+    (tmp_path / "become.yaml").write_text("ansible_become_password: not-it\n")
+    more = ("-l", "gpu1", "-e", f"@{tmp_path / 'become.yaml'}")
     said = operator.run("plan", operator.plan(inventory=hosts), *more, timeout=150)
     assert said.code in (1, 4) and "gpu1" in said.text and "password" in said.text, said.text
 

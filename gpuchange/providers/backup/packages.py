@@ -49,6 +49,7 @@ PROVIDER = Provider(
     does="Fetch new and old packages into a store on the host; prove both ways by offline simulation.",
     params=PackagesBackup,
     report=PackagesBackupReport,
+    root_for="the store of old packages below /var/lib/gpuchange",
     args=args,
     judge=judge,
     preview=preview,

@@ -63,6 +63,7 @@ PROVIDER = Provider(
     does="Copy directories with rsync into a new set, read it back and compare it with the source.",
     params=RsyncParams,
     report=RsyncReport,
+    root_for="to read and write all files with their owners",
     args=args,
     judge=judge,
     binaries=("rsync",),

@@ -53,6 +53,7 @@ PROVIDER = Provider(
     does="Measure copy bandwidth and launch time of every card.",
     params=BaselineParams,
     report=BaselineReport,
+    root_for="exclusive use of the GPUs",
     args=args,
     judge=judge,
     estimate_s=10.0,

@@ -92,6 +92,7 @@ PROVIDER = Provider(
     does="See that no process uses a GPU: wait, refuse, or stop the services listed; start them again on release.",
     params=GpuUsersParams,
     report=GpuUsersReport,
+    root_for="to stop units and to see every process that uses a GPU",
     args=args,
     judge=judge,
     judge_undo=judge_undo,

@@ -95,6 +95,7 @@ PROVIDER = Provider(
     does="Run the plan's commands before drain and after release.",
     params=HooksParams,
     report=HooksReport,
+    root_for="the owner marker; commands `on: host` run as root",
     args=args,
     judge=judge,
     judge_undo=judge,

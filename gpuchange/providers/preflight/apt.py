@@ -68,6 +68,7 @@ PROVIDER = Provider(
     does="Choose the packages and simulate the transaction; sources, space, holds, headers, way back.",
     params=AptPreflight,
     report=AptPreflightReport,
+    root_for="apt's package lists and a trial of the transaction",
     args=args,
     judge=judge,
     preview=preview,

@@ -31,18 +31,28 @@ def args(view: HostView, _mode: Mode) -> dict[str, Any]:
     base = base_args(view)
     mounts = list(view.params.get("mounts") or ())
     paths = list(dict.fromkeys(base["paths"] + mounts))
-    return {**base, "paths": paths, "binaries": programs(view), "guard": True}
+    return {**base, "paths": paths, "binaries": programs(view), "guard": True, "rights": rights(view)}
+
+
+def rights(view: HostView) -> dict[str, str]:
+    """ "phase/provider" → what root on the host is needed for, for every step of the plan."""
+    from gpuchange import providers  # the registry imports this module
+
+    always = {("drain", "gpu_users"), ("preflight", "host"), ("record", "host"), ("seal", "host"), ("verify", "host")}
+    rows = [row for row in providers.PROVIDERS if (row.phase, row.name) in always | _chosen(view)]
+    return {f"{row.phase}/{row.name}": row.root_for for row in rows if row.root_for and row.root_on == "host"}
 
 
 def programs(view: HostView) -> list[str]:
     """What the providers that the plan chooses need to find on the host."""
     from gpuchange import providers  # the registry imports this module
 
-    chosen = {
-        (phase, name) for phase in ("backup", "drain", "change", "stack") for name in _named(view.plan.get(phase))
-    }
-    rows = [row for row in providers.PROVIDERS if (row.phase, row.name) in chosen]
+    rows = [row for row in providers.PROVIDERS if (row.phase, row.name) in _chosen(view)]
     return sorted({program for row in rows for program in row.binaries})
+
+
+def _chosen(view: HostView) -> set[tuple[str, str]]:
+    return {(phase, name) for phase in ("backup", "drain", "change", "stack") for name in _named(view.plan.get(phase))}
 
 
 def _named(part: Any) -> list[str]:
@@ -87,6 +97,7 @@ PROVIDER = Provider(
     does="Check identity, rights, space, paths, baseline, compatibility and GPU users of the host.",
     params=PreflightParams,
     report=FactsReport,
+    root_for="to see every process that uses a GPU, and package states",
     args=args,
     judge=judge,
     preview=preview,

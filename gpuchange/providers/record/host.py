@@ -51,6 +51,7 @@ PROVIDER = Provider(
     does="Record versions, packages, modules, cards, services and the hash manifest.",
     params=RecordParams,
     report=FactsReport,
+    root_for="to read every file below record.paths, and to run as a unit",
     args=args,
     judge=judge,
     estimate_s=5.0,

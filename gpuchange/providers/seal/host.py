@@ -142,6 +142,7 @@ PROVIDER = Provider(
     does="Record the drained host: this is what a rollback must equal. Undo: prove that it does.",
     params=SealParams,
     report=FactsReport,
+    root_for="to read every file below record.paths, and to run as a unit",
     args=args,
     judge=judge,
     judge_undo=judge_undo,

@@ -102,6 +102,7 @@ PROVIDER = Provider(
     does="Install with apt from Debian or Ubuntu packages.",
     params=AptStack,
     report=AptStackReport,
+    root_for="apt, dpkg, kernel modules, reboot",
     args=args,
     judge=judge,
     judge_undo=judge_undo,

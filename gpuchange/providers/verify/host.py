@@ -141,6 +141,7 @@ PROVIDER = Provider(
     does="Prove identity, versions, files, GPU function and speed against the seal and the plan.",
     params=VerifyParams,
     report=FactsReport,
+    root_for="to read every file below record.paths; the GPU tests",
     args=args,
     judge=judge,
     estimate_s=10.0,

@@ -83,6 +83,7 @@ PROVIDER = Provider(
     does="Watch the host in service: GPU errors, heat, lost cards, kernel log, services.",
     params=WatchParams,
     report=WatchReport,
+    root_for="the kernel log",
     args=args,
     judge=judge,
     preview=preview,
