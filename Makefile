@@ -35,6 +35,7 @@ fast: $(STAMP)
 check: lint fast  ## everything that needs neither root nor network
 
 test: check  ## check, then the tests on real lab hosts (root; about half an hour)
+	scripts/tools
 	python -m pytest -n auto -m 'reliability and not lab'
 	gpuchange lab build --install-tools
 	python -m pytest -m 'lab and not slow' --durations=15
@@ -43,6 +44,7 @@ test-all: test  ## test, then what is slow: the rest of the kill series and its 
 	python -m pytest -m slow
 
 reliability: $(STAMP)  ## every promise tried in full (hours; can be resumed); makes docs/reliability.md
+	scripts/tools
 	gpuchange lab build --install-tools
 	scripts/reliability
 

@@ -212,7 +212,8 @@ class HostState:
 
     @property
     def rolled_back(self) -> bool:
-        return bool(self.turned) and self.stance.ask is Ask.END and self.touched > 0 and not self.left
+        began = self.touched > 0 or self.ordered  # what was ordered back may turn out never to have begun
+        return bool(self.turned) and self.stance.ask is Ask.END and began and not self.left
 
     @property
     def failed(self) -> bool:

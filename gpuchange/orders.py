@@ -25,15 +25,23 @@ def order(home: Path, entries: Sequence[Event]) -> None:
 
 
 def rollback(home: Path, hosts: Sequence[str] | None, why: str = "ordered by the operator") -> list[str]:
-    """Order the hosts that did something (all, or the named ones) back; run the engine afterwards."""
+    """Order the hosts that did something (all, or the named ones) back; run the engine afterwards. Returns them.
+
+    Those that did nothing yet are left as they are: a run that takes a change back must not begin with others.
+    """
     change = Change.open(home, readonly=True)
     try:
-        touched = [
-            h for h in (hosts or change.hosts) if change.state.hosts[h].touched and not change.state.hosts[h].turned
-        ]
+        open_ones = [standing for host in hosts or change.hosts if not (standing := change.state.hosts[host]).turned]
     finally:
         change.journal.close()
-    order(home, [Event(Kind.TURNED, host=host, data={"why": why, "ordered": True}) for host in touched])
+    touched = [host.name for host in open_ones if host.touched]
+    idle = [host.name for host in open_ones if not (host.touched or host.done or host.left)]
+    left = {"why": "not begun when the change was taken back"}
+    order(
+        home,
+        [Event(Kind.LEFT, host=host, data=left) for host in idle]
+        + [Event(Kind.TURNED, host=host, data={"why": why, "ordered": True}) for host in touched],
+    )
     return touched
 
 

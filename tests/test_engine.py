@@ -176,6 +176,24 @@ def test_rollback_after_success(begin: Callable[..., Path]) -> None:
     assert not [key for key in world.done if key[1].startswith("drain")]
 
 
+@pytest.mark.parametrize("moment", ["preflight", "drain"])
+def test_a_rollback_never_begins_with_a_host(begin: Callable[..., Path], moment: str) -> None:
+    """What is taken back early must not be carried forward by the run that takes it back."""
+    home, world = begin(2), World()
+    point = next(e.seq for e in _calm(begin) if (e.phase, e.kind) == (moment, Kind.STARTED))
+    _crash_at(home, world, point)
+    orders.rollback(home, None)
+    assert run(home, world) == 0
+    assert not [role for role in acted(world) + acted(world, "h2") if role.startswith("drain")]
+    assert run(home, world) == 0 and orders.rollback(home, None) == []
+
+
+def _calm(begin: Callable[..., Path]) -> list[Event]:
+    home = begin(2)
+    assert run(home, World()) == 0
+    return events(home)
+
+
 def test_resolve_retry_done_undo_leave(begin: Callable[..., Path]) -> None:
     faults = {("h1", "drain_gpu_users", "apply"): ["silent"], ("h1", "drain_gpu_users", "probe"): ["failed"]}
     home, world = begin(), World(faults=faults)
