@@ -23,15 +23,17 @@ CREATED = Event(Kind.CREATED, data={"hosts": ["gpu1", "gpu2"], "plan": "cuda-12-
 CONTROLLER = Event(Kind.CONTROLLER, data={"id": "c", "fence": 1, "pid": 1, "boot": "b"})
 
 
-def make(root: Path, name: str, events: Sequence[Any], hosts: Sequence[str] = ("gpu1", "gpu2")) -> Path:
-    """A change called `name` whose journal holds `events` (or (event, report body) pairs)."""
+def make(
+    root: Path, name: str, events: Sequence[Any], hosts: Sequence[str] = ("gpu1", "gpu2"), *, steps: Any = ()
+) -> Path:
+    """A change called `name` whose journal holds `events` (or (event, report body) pairs); `steps`: further ones."""
     directory = root / name
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     meta = {
         "change": name,
         "version": "0.1.0",
         "report_schema": 1,
-        "table": [list(step) for step in STEPS],
+        "table": [list(step) for step in (*STEPS, *steps)],
         "hosts": list(hosts),
         "inventory": [],
         "playbooks": "",

@@ -5,7 +5,17 @@ from __future__ import annotations
 import casebook
 import pytest
 
-THEMES = {"plan-validation", "rollback", "resume", "dry-run", "inventory", "ipv6", "locale"}
+THEMES = {
+    "benchmark",
+    "xid-detection",
+    "plan-validation",
+    "rollback",
+    "resume",
+    "dry-run",
+    "inventory",
+    "ipv6",
+    "locale",
+}
 
 
 def test_each_case_has_a_theme_and_says_what_a_test_must_show() -> None:

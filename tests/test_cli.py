@@ -8,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from made_changes import CONTROLLER, CREATED, STEPS, done, ended, make, whole
 
-from gpuchange.cli import main
+from gpuchange.cli import main, plot
 from gpuchange.cli.verbs import EXIT_CODES, VERBS
 from gpuchange.states import Event, Kind
 
@@ -243,6 +244,31 @@ class TestReport:
         out = capsys.readouterr().out
         assert ("550.54.15 → 570.172.08" in out) is not back
         assert "| gpu2 | - |" in out
+
+    def test_speeds_are_drawn_without_a_script_and_what_a_host_says_is_escaped(
+        self, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def measured(phase: str, rate: float) -> list[Any]:
+            card = {"index": 0, "uuid": "GPU-<script>", "pci": "0000:1b:00.0", "metrics": {"h2d": {"median": rate}}}
+            (intent, outcome) = done("gpu1", (phase, "gpu"))
+            return [intent, (outcome, {"state": "done", "bench": {"ok": True, "cards": [card]}})]
+
+        steps = [("baseline", "gpu"), ("verify", "gpu")]
+        home = make(
+            root, "a", [CREATED, CONTROLLER, *measured("baseline", 54.0), *measured("verify", 27.0)], steps=steps
+        )
+        (home / "frozen").mkdir()
+        plan = "version: 1\nname: x\nreason: y\nhosts: [all]\n"
+        (home / "frozen" / "plan.yaml").write_text(plan)
+        target = tmp_path / "report.html"
+        assert main(["report", "-o", str(target)]) == 0
+        page = target.read_text()
+        svg = page[page.index("<svg") : page.index("</svg>") + 6]
+        root_element = ElementTree.fromstring(svg)
+        assert len([e for e in root_element.iter() if e.tag.endswith("rect")]) == 2
+        assert "<script" not in page and "54 GB/s" in svg and "-50.0%" in svg and plot.FAILED in svg
+        assert main(["report"]) == 0
+        assert "| 54 GB/s | 27 GB/s | -50.0%, failed |" in capsys.readouterr().out
 
     def test_an_unknown_form_is_refused(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         make(root, "a", [CREATED])

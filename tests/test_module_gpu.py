@@ -9,18 +9,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-import hostcode
+import hostcode  # noqa: F401  (puts module_utils on Ansible's path)
 import pytest
+from ansible.module_utils import gpuchange_bench as bench
 from ansible.module_utils import gpuchange_child as child
 from ansible.module_utils import gpuchange_cuda as cuda
 from ansible.module_utils import gpuchange_cuda_driver as driver
-from ansible.module_utils import gpuchange_host as host
+from ansible.module_utils import gpuchange_stress as stress
 
 from gpuchange.checks.gpu_function import judge_function
 
 SOURCE = Path(__file__).parent.parent / "gpuchange/lab/gpu/src"
 UUIDS = ("GPU-857e9af9-ea7a-481c-ad34-dc36cc629378", "GPU-70ec2991-a3b7-446a-a34a-86ab64880e78")
-CARD = "gpu {index} {uuid} 0000:{bus}:00.0 85520809984 9 0 {lost} {wrong} {slow} NVIDIA H100 80GB HBM3\n"
+CARD = "gpu {index} {uuid} 0000:{bus}:00.0 85520809984 9 0 {lost} {wrong} {slow} {link} {hang} NVIDIA H100 80GB HBM3\n"
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc to build the stand-in driver library")
 
@@ -50,7 +51,17 @@ class Machine:
 
     def cards(self, *changes: dict[str, Any]) -> None:
         rows = [
-            {"index": i, "uuid": UUIDS[i], "bus": ("1b", "43")[i], "lost": 0, "wrong": 0, "slow": 1.0} | change
+            {
+                "index": i,
+                "uuid": UUIDS[i],
+                "bus": ("1b", "43")[i],
+                "lost": 0,
+                "wrong": 0,
+                "slow": 1.0,
+                "link": 1.0,
+                "hang": 0,
+            }
+            | change
             for i, change in enumerate(changes)
         ]
         self.state.write_text("".join(CARD.format(**row) for row in rows))
@@ -59,25 +70,23 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path) -> Machine:
     made = Machine(tmp_path)
-    monkeypatch.setattr(host, "ROOT", str(tmp_path / "gpuchange"))
     monkeypatch.setattr(driver, "LIBRARY", str(library))
     monkeypatch.setattr(cuda, "COPY_BYTES", 4 << 20)
     monkeypatch.setattr(cuda, "KERNEL_ELEMENTS", 1 << 14)
-    monkeypatch.setattr(cuda, "BENCH_BYTES", 1 << 20)
+    monkeypatch.setattr(bench, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(bench, "WITHIN_BYTES", 1 << 20)
+    monkeypatch.setattr(bench, "FMA_THREADS", 4)
+    monkeypatch.setattr(stress, "CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(stress, "AREA_BYTES", 4 << 20)
+    monkeypatch.setattr(stress, "BURST_S", 0.05)
     monkeypatch.setenv("GPUCHANGE_LAB_PROC", str(made.proc))
     monkeypatch.setenv("GPUCHANGE_LAB_STATE", str(made.state))
     return made
 
 
-def play(mode: str, test: str = "function", **more: Any) -> dict[str, Any]:
-    step = {"phase": "baseline", "provider": "gpu", "direction": "do"}
-    return hostcode.call("gpuchange_gpu", mode=mode, owner=hostcode.OWNER, args={"test": test, **more}, step=step)
-
-
 def test_healthy_cards(machine: Machine) -> None:
-    report = play("apply")["report"]
-    assert report["state"] == "done"
-    result = report["result"]
+    result = cuda.function_test()
+    assert result["ok"]
     assert [card["uuid"] for card in result["cards"]] == list(UUIDS)
     assert [card["pci"] for card in result["cards"]] == ["0000:1b:00.0", "0000:43:00.0"]
     assert result["driver_api"] == 12040
@@ -87,12 +96,11 @@ def test_healthy_cards(machine: Machine) -> None:
 
 def test_wrong_values_name_the_card_and_count(machine: Machine) -> None:
     machine.cards({}, {"wrong": 1})
-    report = play("apply")["report"]
-    assert report["state"] == "not_done"
-    first, second = report["result"]["cards"]
+    result = cuda.function_test()
+    first, second = result["cards"]
     assert first["ok"] and not second["ok"]
     assert second["checks"]["words"]["mismatches"] > 0 and second["checks"]["floats"]["mismatches"] > 0
-    assert UUIDS[1] in report["why"] and UUIDS[0] not in report["why"]
+    assert UUIDS[1] in result["why"] and UUIDS[0] not in result["why"]
 
 
 def test_driver_mismatch_gives_the_drivers_own_words(machine: Machine) -> None:
@@ -121,34 +129,62 @@ def test_an_old_driver_without_a_function(machine: Machine, tmp_path: Path, monk
 
 def test_bench_sees_a_slow_card(machine: Machine) -> None:
     machine.cards({}, {"slow": 3.0})
-    result = play("apply", "bench")["report"]["result"]
-    fast, slow = (card["metrics"] for card in result["cards"])
-    for name in ("h2d", "d2h", "d2d"):
-        assert fast[name]["median"] == pytest.approx(3 * slow[name]["median"], rel=0.01)
+    fast, slow = (card["metrics"] for card in bench.bench_test()["cards"])
+    for name in ("h2d", "d2h", "d2d", "fp32"):
+        assert fast[name]["median"] == pytest.approx(3 * slow[name]["median"], rel=0.01), name
     assert slow["launch"]["median"] == pytest.approx(3 * fast["launch"]["median"], rel=0.01)
+    assert fast["fp32"]["median"] == pytest.approx(54_000, rel=0.01)  # the library's own clock: size does not matter
+    assert fast["peer"]["median"] < 0.6 * 153  # GB/s of so small a copy between healthy cards: the next one is slow
 
 
-def test_probe_tests_nothing_and_adopts_what_was_measured(machine: Machine, tmp_path: Path) -> None:
-    assert play("probe", "bench")["report"]["state"] == "not_done"
-    assert not (tmp_path / "gpuchange").exists()  # a probe leaves no trace
-    made = play("apply", "bench")["report"]
-    adopted = play("probe", "bench")["report"]
-    assert adopted["state"] == "done" and adopted["result"] == made["result"]
-    assert play("probe", "function")["report"]["state"] == "not_done"
+def test_a_single_card_has_no_next_one(machine: Machine) -> None:
+    machine.cards({})
+    (card,) = bench.bench_test()["cards"]
+    assert set(card["metrics"]) == {"h2d", "d2h", "d2d", "fp32", "launch"}
 
 
-def test_a_result_of_another_boot_is_not_adopted(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    play("apply", "bench")
-    kept = next(Path(host.ROOT).rglob("baseline-bench.json"))
-    kept.write_text(kept.read_text().replace(host.boot_id(), "another-boot"))
-    assert play("probe", "bench")["report"]["state"] == "not_done"
+def test_half_a_link_shows_in_copies_to_the_host_only(machine: Machine) -> None:
+    machine.cards({}, {"link": 0.5})
+    whole, half = (card["metrics"] for card in bench.bench_test()["cards"])
+    assert whole["h2d"]["median"] > 1.4 * half["h2d"]["median"]  # a small copy also pays for being begun
+    assert whole["d2d"]["median"] == half["d2d"]["median"] and whole["fp32"] == half["fp32"]
 
 
-@pytest.mark.parametrize("args", [{"test": "speed"}, {"deadline_s": 0}, {"deadline_s": 900}, {"deadline_s": "soon"}])
-def test_bad_arguments_are_named(machine: Machine, args: dict[str, Any]) -> None:
-    step = {"phase": "verify", "provider": "host", "direction": "do"}
-    answer = hostcode.call("gpuchange_gpu", mode="apply", owner=hostcode.OWNER, args=args, step=step)
-    assert answer["failed"] and next(iter(args)) in answer["msg"]
+JOB = {"seconds": 0.3, "hang_s": 20, "since": 0, "query": ["uuid"], "python": "/nonexistent/python"}
+
+
+def test_stress_loads_all_cards_and_counts_rounds(machine: Machine) -> None:
+    said: list[str] = []
+    result = stress.stress_test(JOB, said.append)
+    assert result["ok"] and [card["uuid"] for card in result["cards"]] == list(UUIDS)
+    assert all(card["rounds"] > 0 for card in result["cards"])
+    assert result["load"] == "built-in" and "not installed" in result["note"]
+    assert any(text.startswith("stress: ") and text.endswith(" s") for text in said)
+
+
+def test_stress_names_the_card_that_computes_wrong(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "FMA_THREADS", 64)
+    machine.cards({}, {"wrong": 1})
+    result = stress.stress_test(JOB, lambda _text: None)
+    good, bad = result["cards"]
+    assert good["ok"] and not bad["ok"] and bad["wrong"]["fma"] > 0
+    assert UUIDS[1] in result["why"] and "fma" in result["why"]
+
+
+def test_a_kernel_that_never_ends_costs_the_hang_limit_and_the_other_card_goes_on(machine: Machine) -> None:
+    machine.cards({}, {"hang": 20})
+    began = time.monotonic()
+    result = stress.stress_test({**JOB, "seconds": 2, "hang_s": 2}, lambda _text: None)
+    assert time.monotonic() - began < 20
+    good, bad = result["cards"]
+    assert good["ok"] and good["rounds"] > 0
+    assert bad["stalled"] and bad["why"].startswith("no progress for 2 s at round")
+
+
+def test_stress_without_a_driver_says_so(machine: Machine) -> None:
+    machine.proc.unlink()
+    result = stress.stress_test(JOB, lambda _text: None)
+    assert not result["ok"] and "CUDA_ERROR_NO_DEVICE" in result["why"]
 
 
 def broken_library(tmp_path: Path, body: str) -> str:

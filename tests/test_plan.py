@@ -200,7 +200,8 @@ def test_every_phase_can_be_played_with_the_shortest_plan() -> None:
     assert names(plan, "preflight") == ["host"]
     assert names(plan, "drain") == ["gpu_users"]
     assert names(plan, "stack") == names(plan, "change") == names(plan, "backup") == []
-    assert names(plan, "verify") == names(plan, "record") == names(plan, "seal") == names(plan, "watch") == ["host"]
+    assert names(plan, "record") == names(plan, "seal") == names(plan, "watch") == ["host"]
+    assert names(plan, "verify") == ["host", "gpu"]
 
 
 def test_implied_providers_stand_where_they_belong() -> None:
@@ -220,6 +221,7 @@ baseline: skip
     assert names(plan, "backup") == ["rsync", "packages"]
     assert names(plan, "preflight") == ["host", "haproxy", "apt"]
     assert names(plan, "change") == names(plan, "baseline") == []
+    assert names(plan, "verify") == ["host"]  # nothing to compare with
     assert plan.chosen("stack")[0].params["driver"] == "570.172.08"
     assert "provider" not in plan.chosen("stack")[0].params
 

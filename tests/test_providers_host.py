@@ -14,6 +14,7 @@ from gpuchange.providers.contract import HostView, Provider
 from gpuchange.providers.preflight.host import PROVIDER as PREFLIGHT
 from gpuchange.providers.record.host import PROVIDER as RECORD
 from gpuchange.providers.seal.host import PROVIDER as SEAL
+from gpuchange.providers.verify.gpu import PROVIDER as SPEED
 from gpuchange.providers.verify.host import PROVIDER as VERIFY
 from gpuchange.reports import Verdict
 
@@ -263,27 +264,53 @@ def test_a_lost_card_fails_and_is_named() -> None:
     assert "1 of 2 GPUs" in verdict.why and "on the PCI bus but not initialised" in verdict.why
 
 
+BASE = {"baseline/gpu": {"state": "done", "bench": bench(54.0)}, "seal/host": SEALED}
+
+
+def sped(last: dict[str, Any], params: dict[str, Any] | None = None, plan: Any = None, **fields: Any) -> Verdict:
+    asked = view(SPEED, last, plan=plan or {}, params=params or {"tolerance": 5.0})
+    return SPEED.judge(asked, SPEED.report.model_validate({"state": "done", **fields}))
+
+
 def test_a_slow_card_fails_against_its_baseline_and_noise_does_not() -> None:
-    base = {"baseline/gpu": {"state": "done", "result": bench(54.0)}}
-    assert verified({"bench": bench(52.0)}, **base).outcome == "accept"
-    slow = verified({"bench": bench(20.0)}, **base)
+    assert sped(BASE, bench=bench(52.0)).outcome == "accept"
+    slow = sped(BASE, bench=bench(20.0))
     assert slow.outcome == "reject" and "54 GB/s → 20 GB/s" in slow.why
-    assert "not measured" in verified({"bench": None}, **base).why
-    assert VERIFY.args(view(VERIFY, {"seal/host": SEALED, **base}), "apply")["bench"] is True
+    assert "not measured" in sped(BASE).why
+    assert "bench" in SPEED.args(view(SPEED, BASE), "apply")
+    assert sped(BASE, state="running").outcome == "again"
 
 
 def test_a_baseline_that_was_not_measured_is_not_compared_with() -> None:
-    none = {"baseline/gpu": {"state": "not_done", "result": {"ok": False, "cards": []}}}
-    assert verified({}, **none).outcome == "accept"
+    none = {"baseline/gpu": {"state": "not_done", "bench": {"ok": False, "cards": []}}}
+    assert sped(none).outcome == "accept"
+    assert "bench" not in SPEED.args(view(SPEED, none), "apply")
+
+
+def test_a_floor_binds_also_without_a_baseline() -> None:
+    plan = {"baseline": {"floors": {"h2d": 50.0}}}
+    assert sped({}, plan=plan, bench=bench(51.0)).outcome == "accept"
+    low = sped({}, plan=plan, bench=bench(49.0))
+    assert low.outcome == "reject" and f"card 0 ({UUIDS[0]})" in low.why and "at least 50 GB/s" in low.why
+
+
+def test_stress_is_asked_for_with_the_begin_of_the_change_and_judged() -> None:
+    params = SPEED.params.model_validate({"stress": "20s"}).model_dump(mode="json", by_alias=True, exclude_none=True)
+    asked = SPEED.args(view(SPEED, {"seal/host": SEALED}, params=params), "apply")
+    assert asked["stress"]["seconds"] == 20 and asked["stress"]["since"] == TWO_H100["at"]
+    cards = [{"index": i, "uuid": uuid, "pci": "0000:1b:00.0", "ok": not i, "why": "no progress for 30 s at round 7"}
+             for i, uuid in enumerate(UUIDS)]  # fmt: skip
+    said = sped({"seal/host": SEALED}, params, stress={"cards": cards, "seconds": 20})
+    assert said.outcome == "reject" and f"card 1 ({UUIDS[1]} at 0000:1b:00.0): no progress for 30 s" in said.why
 
 
 @pytest.mark.parametrize(
     ("mode", "fields", "outcome"),
     [
-        ("required", {"state": "done", "result": bench(54.0)}, "accept"),
-        ("best_effort", {"state": "not_done", "why": "no driver", "result": {"ok": False}}, "accept"),
-        ("required", {"state": "not_done", "why": "no driver", "result": {"ok": False}}, "reject"),
-        ("best_effort", {"state": "unknown", "why": "hung", "result": {"ok": False, "hung": True}}, "hold"),
+        ("required", {"state": "done", "bench": bench(54.0)}, "accept"),
+        ("best_effort", {"state": "not_done", "why": "no driver", "bench": {"ok": False}}, "accept"),
+        ("required", {"state": "not_done", "why": "no driver", "bench": {"ok": False}}, "reject"),
+        ("best_effort", {"state": "unknown", "why": "hung", "bench": {"ok": False, "hung": True}}, "hold"),
         ("best_effort", {"state": "running"}, "again"),
     ],
 )

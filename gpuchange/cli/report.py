@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from gpuchange.cli import changes, running, story, words
+from gpuchange.cli import changes, measured, plot, running, story, words
 from gpuchange.cli.settings import common, current
 from gpuchange.errors import UsageError
 
@@ -63,12 +63,16 @@ def sections(found: changes.Change) -> tuple[Section, ...]:
         Section("Change", ("what", "value"), facts),
         Section("Hosts", running.SUMMARY_HEAD, hosts),
         *(part for part in (_findings(found, *kind) for kind in FINDINGS) if part.rows),
+        *(part for part in (Section(SPEED, measured.HEAD, measured.rows(measured.speeds(found))),) if part.rows),
         Section("Events", ("no.", "time", "event"), events),
     )
 
 
 FINDINGS = (("Proof of rollback", "undo"), ("What was found", "do"))
 """(title, direction): going back, a finding is a line of the comparison that proves the rollback."""
+
+
+SPEED = "Speed before and after"
 
 
 def _findings(found: changes.Change, title: str, direction: str) -> Section:
@@ -107,8 +111,16 @@ th, td {{ text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #ccc;
 
 
 def _html(found: changes.Change) -> str:
-    body = "\n".join(_html_section(section) for section in sections(found))
+    parts = {section.title: _html_section(section) for section in sections(found)}
+    if SPEED in parts:
+        parts[SPEED] += _plots(found)
+    body = "\n".join(parts.values())
     return _PAGE.format(title=escape(f"gpuchange: {words.clean(found.name)}"), body=body)
+
+
+def _plots(found: changes.Change) -> str:
+    drawn = {host: plot.chart(findings, words.clean) for host, findings in measured.speeds(found).items()}
+    return "".join(f"\n<h3>{escape(words.clean(host))}</h3>\n{svg}" for host, svg in drawn.items() if svg)
 
 
 def _html_section(section: Section) -> str:

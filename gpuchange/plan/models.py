@@ -223,7 +223,19 @@ def _baseline(plan: Plan, phase: str) -> tuple[Chosen, ...]:
     return tuple(row for row in _sections(plan, phase) if row.params.get("mode") != "skip")
 
 
-_CHOOSERS = {"preflight": _preflight, "backup": _backup, "drain": _drain, "baseline": _baseline}
+def _verify(plan: Plan, phase: str) -> tuple[Chosen, ...]:
+    """The host itself, then its cards' speed if something measures it, and stress if it is asked for."""
+    host = _sections(plan, phase)
+    speed = providers.find(phase, "gpu")
+    asked = {
+        key: value for row in host for key, value in row.params.items() if speed and key in speed.params.model_fields
+    }
+    if speed is None or not (_baseline(plan, "baseline") or asked.get("stress")):
+        return host
+    return (*host, Chosen(speed, asked))
+
+
+_CHOOSERS = {"preflight": _preflight, "backup": _backup, "drain": _drain, "baseline": _baseline, "verify": _verify}
 
 
 @lru_cache(maxsize=8)

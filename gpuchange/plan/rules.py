@@ -96,6 +96,23 @@ def _repeated_text(data: Mapping[str, Any]) -> Iterator[Broken]:
             seen.add(value)
 
 
+def _metrics(data: Mapping[str, Any]) -> Iterator[Broken]:
+    """A metric stands in one place of the output of a command."""
+    baseline = data.get("baseline", {})
+    rows, names = baseline.get("metrics", ()), [row.get("name") for row in baseline.get("metrics", ())]
+    if rows and not baseline.get("command"):
+        yield ("baseline", "metrics"), "metrics without a command", "say what prints them: command: [PROGRAM, ...]"
+    if baseline.get("command") and not rows:
+        yield ("baseline", "command"), "a command without metrics", "name what to compare: metrics: [{name, pointer}]"
+    for index, row in enumerate(rows):
+        path: Path = ("baseline", "metrics", index)
+        if ("pointer" in row) == ("regex" in row):
+            says = "has both pointer and regex" if "pointer" in row else "has neither pointer nor regex"
+            yield path, f"{row.get('name')} {says}", "say with one of the two where it stands in the output"
+        if row.get("name") in names[:index]:
+            yield (*path, "name"), f"{row.get('name')} is listed twice", "give each metric its own name"
+
+
 RULES: tuple[Callable[[Mapping[str, Any]], Iterator[Broken]], ...] = (
     _nested_backup,
     _recorded_backup,
@@ -103,4 +120,5 @@ RULES: tuple[Callable[[Mapping[str, Any]], Iterator[Broken]], ...] = (
     _nothing_and_something,
     _only_excluding,
     _repeated_text,
+    _metrics,
 )

@@ -15,6 +15,7 @@ from gpuchange.providers.preflight.host import PROVIDER as PREFLIGHT_HOST
 from gpuchange.providers.record.host import PROVIDER as RECORD_HOST
 from gpuchange.providers.seal.host import PROVIDER as SEAL_HOST
 from gpuchange.providers.stack.apt import PROVIDER as STACK_APT
+from gpuchange.providers.verify.gpu import PROVIDER as VERIFY_GPU
 from gpuchange.providers.verify.host import PROVIDER as VERIFY_HOST
 from gpuchange.providers.watch.host import PROVIDER as WATCH_HOST
 
@@ -32,6 +33,7 @@ PROVIDERS: tuple[Provider, ...] = (
     BASELINE_GPU,
     STACK_APT,
     VERIFY_HOST,
+    VERIFY_GPU,
     WATCH_HOST,
 )
 

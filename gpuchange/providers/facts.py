@@ -15,14 +15,13 @@ SEAL, RECORD = "seal/host", "record/host"
 
 
 class FactsReport(Report):
-    """`facts` and `errors` by collector, the `manifest` summary, results of the GPU tests `function` and `bench`."""
+    """`facts` and `errors` by collector, the `manifest` summary, the result of the GPU test `function`."""
 
     machine_id: str = ""
     facts: dict[str, Any] = Field(default_factory=dict)
     errors: dict[str, str] = Field(default_factory=dict)
     manifest: dict[str, Any] | None = None
     function: dict[str, Any] | None = None
-    bench: dict[str, Any] | None = None
     backup: dict[str, Any] | None = None
     progress: dict[str, Any] = Field(default_factory=dict)
 

@@ -7,6 +7,7 @@ through unchanged, so a model can be validated again from its own JSON form:
     Size       bytes (int)              written 512MiB, 2GiB, 1TB
     Percent    percent points (float)   written 5%
     Count      whole number (int)       written 3
+    Number     number (float)           written 3 or 0.5
     Version    text                     written in quotes
     AbsPath, UnitName, HostPattern, Name, Text, Word   text, checked
     Argv       a command as a list of words; no shell
@@ -150,6 +151,35 @@ def _count(value: Any) -> Any:
     return int(value)
 
 
+def _number(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, str) or re.fullmatch(r"-?\d{1,15}(?:\.\d{1,9})?", value, re.ASCII) is None:
+        refuse(f"{value} is not a number" if isinstance(value, str) else "not a number", "write a number: 40 or 0.5")
+    return float(value)
+
+
+def _pointer(value: str) -> str:
+    text = _plain_text(value, "JSON pointer")
+    if not text.startswith("/") or re.search(r"~(?![01])", text):
+        refuse(
+            f"{text} is not a JSON pointer",
+            "begin it with / and write the keys between slashes: /results/0/tokens_per_s",
+        )
+    return text
+
+
+def _regex(value: str) -> str:
+    text = _plain_text(value, "regular expression")
+    try:
+        groups = re.compile(text).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        refuse(f"{text} is not a regular expression: {error}", "write it as Python's re module reads it")
+    if groups != 1:
+        refuse(f"{text} has {groups} groups", "put exactly one pair of parentheses around the number: ([0-9.]+) tok/s")
+    return text
+
+
 def _version(value: Any) -> Any:
     if isinstance(value, int | float) or (isinstance(value, Plain) and looks_like_number(value)):
         refuse(f"{value} is read as a number", f'quote it: "{value}"')
@@ -239,7 +269,27 @@ class OneOrMany:
         return {"anyOf": [many, many["items"]]}
 
 
+class Short:
+    """Annotation of a model: a plan may write one scalar, which is then the parameter `key` alone."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(
+            lambda value: {self.key: value} if isinstance(value, str) else value, handler(source)
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        whole = handler(schema)
+        scalar = handler.resolve_ref_schema(whole)["properties"][self.key]
+        return {"anyOf": [whole, {key: value for key, value in scalar.items() if key not in ("default", "title")}]}
+
+
 Count = Annotated[int, BeforeValidator(_count), WithJsonSchema({"type": "integer", "minimum": 0})]
+Number = Annotated[float, BeforeValidator(_number), WithJsonSchema({"type": "number"})]
+Pointer = Annotated[str, AfterValidator(_pointer), _schema(r"^/", "JSON pointer (RFC 6901).", "/results/0/rate")]
+Regex = Annotated[str, AfterValidator(_regex), _schema(r"\(", "Regular expression with one group.", "([0-9.]+) tok/s")]
 Duration = Annotated[
     int,
     BeforeValidator(_duration),

@@ -10,7 +10,7 @@ description:
   - Collects identity, space, packages, driver, cards, CUDA, cuDNN, units and GPU users within seconds. No command is
     waited for beyond its deadline; one that hangs is reported as hung.
   - With args.manifest it makes (or attaches to) the hash manifest as a host unit, and reports running until it ended.
-  - With args.function it tests the cards through the CUDA driver API, with args.bench it measures those that work.
+  - With args.function it tests the cards through the CUDA driver API.
   - mode probe collects the facts only and leaves no trace on the host.
 options:
   mode: {type: str, choices: [probe, apply, undo], required: true, description: What to do.}
@@ -18,13 +18,13 @@ options:
   args:
     type: dict
     default: {}
-    description: paths, services, space, binaries, guard, backup, manifest, function, bench
+    description: paths, services, space, binaries, guard, backup, manifest, function
   step: {type: dict, default: {}, description: "phase, provider, direction"}
 author: gpuchange
 """
 EXAMPLES = "- gpuchange_facts: {mode: apply, owner: '{{ gpuchange_owner }}', args: {paths: [/srv/models]}}"
 RETURN = """
-report: {type: dict, returned: always, description: "facts, errors, manifest, backup, function, bench"}
+report: {type: dict, returned: always, description: "facts, errors, manifest, backup, function"}
 """
 
 import time  # noqa: E402
@@ -36,7 +36,7 @@ from ansible.module_utils import gpuchange_facts_host as host  # noqa: E402
 from ansible.module_utils import gpuchange_gpu_users  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.gpuchange_backup_unit import backup_unit  # noqa: E402
-from ansible.module_utils.gpuchange_cuda import bench_test, function_test  # noqa: E402
+from ansible.module_utils.gpuchange_cuda import function_test  # noqa: E402
 from ansible.module_utils.gpuchange_host import (  # noqa: E402
     args_of,
     change_of,
@@ -100,13 +100,6 @@ def collect(args: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     return facts, errors
 
 
-def gpu_tests(args: dict[str, Any]) -> dict[str, Any]:
-    """The cards' tests through the driver API, each in a child process: a broken driver may kill that, not us."""
-    function = function_test(TEST_DEADLINE_S) if args.get("function") else None
-    works = function is None or bool(function["ok"])
-    return {"function": function, "bench": bench_test(TEST_DEADLINE_S) if args.get("bench") and works else None}
-
-
 def final_backup(module: AnsibleModule, wanted: dict[str, Any] | None) -> dict[str, Any] | None:
     """The drained host's set beside the one made in service; only what moved since is copied and read back."""
     if not wanted or mode_of(module) == "probe":
@@ -136,7 +129,8 @@ def main() -> None:
     summary = (manifest or {}).get("summary")
     machine_id = facts.get("machine_id", "")
     found = dict(facts=facts, errors=errors, machine_id=machine_id, manifest=summary, backup=backup)
-    finish(module, "done", **found, **gpu_tests(args))
+    function = function_test(TEST_DEADLINE_S) if args.get("function") else None  # in a child: a driver may kill that
+    finish(module, "done", **found, function=function)
 
 
 if __name__ == "__main__":

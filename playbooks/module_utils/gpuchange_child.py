@@ -24,16 +24,25 @@ def in_child(work: Callable[[Step], dict[str, Any]], deadline_s: float, env: Map
 
     A child that died or did not end in time gives {hung, why, step}: hung is True when not even SIGKILL ended it.
     """
+    pid, reader = start(work, env)
+    try:
+        lines, in_time = _collect(reader, time.monotonic() + deadline_s)
+    finally:
+        os.close(reader)
+    return conclude(pid, lines, in_time, deadline_s)
+
+
+def start(work: Callable[[Step], dict[str, Any]], env: Mapping[str, str]) -> tuple[int, int]:
+    """(pid, reader) of a child that runs `work(step)`, for callers that follow several at once.
+
+    The reader gives one JSON object a line: {step}, and at last {result} or {died}; hand them to `conclude`.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         _child(work, writer, env)
     os.close(writer)
-    try:
-        lines, in_time = _collect(reader, time.monotonic() + deadline_s)
-    finally:
-        os.close(reader)
-    return _conclude(pid, lines, in_time, deadline_s)
+    return pid, reader
 
 
 def _child(work: Callable[[Step], dict[str, Any]], writer: int, env: Mapping[str, str]) -> None:
@@ -77,19 +86,20 @@ def _collect(reader: int, until: float) -> tuple[list[dict[str, Any]], bool]:
     while len(data) < RESULT_LIMIT:
         left = until - time.monotonic()
         if left <= 0 or not select.select([reader], [], [], left)[0]:
-            return _parse(data), False
+            return parse(data), False
         block = os.read(reader, 65536)
         if not block:
-            return _parse(data), True
+            return parse(data), True
         data += block
-    return _parse(data), False
+    return parse(data), False
 
 
-def _parse(data: bytes) -> list[dict[str, Any]]:
+def parse(data: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in data.split(b"\n")[:-1]]
 
 
-def _conclude(pid: int, lines: list[dict[str, Any]], in_time: bool, deadline_s: float) -> dict[str, Any]:
+def conclude(pid: int, lines: list[dict[str, Any]], in_time: bool, deadline_s: float) -> dict[str, Any]:
+    """End the child, if it has not ended in time, and make an answer of what it said; see `in_child`."""
     if not in_time:
         os.kill(pid, signal.SIGKILL)
     status = _reap(pid)

@@ -1,7 +1,7 @@
-"""Tests and measures NVIDIA cards through the CUDA driver API (libcuda.so.1, by ctypes). Needs no toolkit.
+"""Tests NVIDIA cards through the CUDA driver API (libcuda.so.1, by ctypes). Needs no toolkit.
 
-`function_test` and `bench_test` run in a child process with a deadline: a driver that hangs, even in the kernel,
-costs the child, not the play. Python 3.8, standard library only.
+`function_test` runs in a child process with a deadline: a driver that hangs, even in the kernel, costs the child,
+not the play. Python 3.8, standard library only.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import array
 import ctypes
 import os
-import statistics
 from typing import Any, Callable, Dict
 
 from ansible.module_utils.gpuchange_child import in_child
@@ -19,9 +18,6 @@ DEADLINE_S = 35.0
 COPY_BYTES = 64 << 20
 KERNEL_ELEMENTS = 1 << 18
 THREADS = 256
-BENCH_BYTES = 32 << 20
-WARM_UPS, REPEATS = 2, 7
-LAUNCHES = 200
 
 ENVIRONMENT = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order nvidia-smi uses
@@ -85,52 +81,6 @@ def check_card(driver: Driver, index: int, data: bytes, asked: dict[str, tuple[A
     return {"ok": not wrong, "why": "; ".join(wrong), "checks": checks}
 
 
-# --- bench: how fast is it? --------------------------------------------------------------------------------------
-
-
-def sample(session: Session, work: Callable[[], None], times: int) -> float:
-    """Milliseconds on the card's own clock for `times` repetitions."""
-    start, end, elapsed = session.event(), session.event(), ctypes.c_float()
-    session.driver.call("cuEventRecord", start, None)
-    for _ in range(times):
-        work()
-    session.driver.call("cuEventRecord", end, None)
-    session.driver.call("cuEventSynchronize", end)
-    session.driver.call("cuEventElapsedTime", ctypes.byref(elapsed), start, end)
-    return elapsed.value
-
-
-def measure(session: Session, work: Callable[[], None], times: int, metric: Callable[[float], float]) -> dict[str, Any]:
-    """Median of REPEATS samples after warm-up; `spread` is (largest - smallest) / median."""
-    for _ in range(WARM_UPS):
-        sample(session, work, times)
-    values = [metric(sample(session, work, times)) for _ in range(REPEATS)]
-    median = statistics.median(values)
-    return {
-        "median": round(median, 4),
-        "spread": round((max(values) - min(values)) / median, 4),
-        "samples": len(values),
-    }
-
-
-def bench_card(driver: Driver, index: int) -> dict[str, Any]:
-    """h2d, d2h, d2d in GB/s (10^9 bytes copied per second, pinned host memory), launch in microseconds."""
-    size = ctypes.c_size_t(BENCH_BYTES)
-    with Session(driver, index) as session:
-        host, first, second = session.pinned(BENCH_BYTES), session.allocate(BENCH_BYTES), session.allocate(BENCH_BYTES)
-        nothing = session.function(session.module(), b"gpuchange_nothing")
-        ctypes.memset(host, 0x5A, BENCH_BYTES)
-        copies = {
-            "h2d": lambda: driver.call("cuMemcpyHtoDAsync_v2", first, host, size, None),
-            "d2h": lambda: driver.call("cuMemcpyDtoHAsync_v2", host, first, size, None),
-            "d2d": lambda: driver.call("cuMemcpyDtoDAsync_v2", second, first, size, None),
-        }
-        metrics = {name: measure(session, copy, 1, lambda ms: BENCH_BYTES / ms / 1e6) for name, copy in copies.items()}
-        launch = lambda: session.launch(nothing, 1, 32)  # noqa: E731
-        metrics["launch"] = measure(session, launch, LAUNCHES, lambda ms: ms * 1e3 / LAUNCHES)
-    return {"ok": True, "why": "", "metrics": metrics}
-
-
 # --- all cards, in a child ---------------------------------------------------------------------------------------
 
 
@@ -181,25 +131,15 @@ def _function(step: Callable[[str], None]) -> dict[str, Any]:
     return all_cards(step, function_of_card)
 
 
-def _bench(step: Callable[[str], None]) -> dict[str, Any]:
-    return all_cards(step, lambda: bench_card)
-
-
 def function_test(deadline_s: float = DEADLINE_S) -> dict[str, Any]:
     """Whether every card allocates, copies and computes right: {ok, why, count, driver_api, hung, cards, error?}.
 
     A card: {index, uuid, pci, name, memory_bytes, ok, why, checks: {copy, words, floats}, error?}; `error` is the
     first failing call {call, code, name, text}; a check counts `mismatches` in 32-bit words.
     """
-    return _answer(_function, deadline_s)
+    return answer(_function, deadline_s)
 
 
-def bench_test(deadline_s: float = DEADLINE_S) -> dict[str, Any]:
-    """Like function_test, but each card has `metrics`: h2d, d2h, d2d (GB/s) and launch (microseconds), each
-    {median, spread, samples}."""
-    return _answer(_bench, deadline_s)
-
-
-def _answer(work: Callable[[Callable[[str], None]], dict[str, Any]], deadline_s: float) -> dict[str, Any]:
+def answer(work: Callable[[Callable[[str], None]], dict[str, Any]], deadline_s: float) -> dict[str, Any]:
     empty = {"ok": False, "count": 0, "cards": [], "driver_api": 0}
     return {**empty, **in_child(work, deadline_s, ENVIRONMENT)}

@@ -9,8 +9,11 @@ import ctypes
 from typing import Any, Callable
 
 LIBRARY = "libcuda.so.1"
+PEER_ALREADY_ENABLED = 704
 
 # y[i] = (a * x[i] + y[i]) ^ i for 32-bit words; y[i] = a * x[i] + y[i] for floats; nothing, for launch latency.
+# fma: eight independent chains f = a * f + b, four links a round, begun at i, i + b, i + 2b, ...; with a = b = 1 every
+# step is exact and out[i] = i + 4 * rounds - 4, if no chain lost a step.
 # ISA 6.0 and sm_50: every driver since CUDA 9 compiles it for every card since Maxwell.
 PTX = b"""
 .version 6.0
@@ -74,6 +77,81 @@ WORDS_END:
     fma.rn.f32 %f4, %f1, %f2, %f3;
     st.global.f32 [%rd7], %f4;
 FLOATS_END:
+    ret;
+}
+
+.visible .entry gpuchange_fma(.param .u64 p_out, .param .f32 p_a, .param .f32 p_b, .param .u32 p_rounds)
+{
+    .reg .pred %p<2>;
+    .reg .f32 %f<15>;
+    .reg .b32 %r<8>;
+    .reg .b64 %rd<4>;
+
+    ld.param.u64 %rd1, [p_out];
+    ld.param.f32 %f9, [p_a];
+    ld.param.f32 %f10, [p_b];
+    ld.param.u32 %r1, [p_rounds];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.s32 %r5, %r2, %r3, %r4;
+    cvt.rn.f32.u32 %f1, %r5;
+    add.rn.f32 %f2, %f1, %f10;
+    add.rn.f32 %f3, %f2, %f10;
+    add.rn.f32 %f4, %f3, %f10;
+    add.rn.f32 %f5, %f4, %f10;
+    add.rn.f32 %f6, %f5, %f10;
+    add.rn.f32 %f7, %f6, %f10;
+    add.rn.f32 %f8, %f7, %f10;
+    mov.u32 %r6, 0;
+FMA_LOOP:
+    fma.rn.f32 %f1, %f1, %f9, %f10;
+    fma.rn.f32 %f2, %f2, %f9, %f10;
+    fma.rn.f32 %f3, %f3, %f9, %f10;
+    fma.rn.f32 %f4, %f4, %f9, %f10;
+    fma.rn.f32 %f5, %f5, %f9, %f10;
+    fma.rn.f32 %f6, %f6, %f9, %f10;
+    fma.rn.f32 %f7, %f7, %f9, %f10;
+    fma.rn.f32 %f8, %f8, %f9, %f10;
+    fma.rn.f32 %f1, %f1, %f9, %f10;
+    fma.rn.f32 %f2, %f2, %f9, %f10;
+    fma.rn.f32 %f3, %f3, %f9, %f10;
+    fma.rn.f32 %f4, %f4, %f9, %f10;
+    fma.rn.f32 %f5, %f5, %f9, %f10;
+    fma.rn.f32 %f6, %f6, %f9, %f10;
+    fma.rn.f32 %f7, %f7, %f9, %f10;
+    fma.rn.f32 %f8, %f8, %f9, %f10;
+    fma.rn.f32 %f1, %f1, %f9, %f10;
+    fma.rn.f32 %f2, %f2, %f9, %f10;
+    fma.rn.f32 %f3, %f3, %f9, %f10;
+    fma.rn.f32 %f4, %f4, %f9, %f10;
+    fma.rn.f32 %f5, %f5, %f9, %f10;
+    fma.rn.f32 %f6, %f6, %f9, %f10;
+    fma.rn.f32 %f7, %f7, %f9, %f10;
+    fma.rn.f32 %f8, %f8, %f9, %f10;
+    fma.rn.f32 %f1, %f1, %f9, %f10;
+    fma.rn.f32 %f2, %f2, %f9, %f10;
+    fma.rn.f32 %f3, %f3, %f9, %f10;
+    fma.rn.f32 %f4, %f4, %f9, %f10;
+    fma.rn.f32 %f5, %f5, %f9, %f10;
+    fma.rn.f32 %f6, %f6, %f9, %f10;
+    fma.rn.f32 %f7, %f7, %f9, %f10;
+    fma.rn.f32 %f8, %f8, %f9, %f10;
+    add.u32 %r6, %r6, 1;
+    setp.lt.u32 %p1, %r6, %r1;
+    @%p1 bra FMA_LOOP;
+    sub.rn.f32 %f11, %f1, %f2;
+    sub.rn.f32 %f12, %f3, %f4;
+    sub.rn.f32 %f13, %f5, %f6;
+    sub.rn.f32 %f14, %f7, %f8;
+    add.rn.f32 %f11, %f11, %f12;
+    add.rn.f32 %f13, %f13, %f14;
+    add.rn.f32 %f11, %f11, %f13;
+    add.rn.f32 %f11, %f11, %f1;
+    cvta.to.global.u64 %rd1, %rd1;
+    mul.wide.u32 %rd2, %r5, 4;
+    add.s64 %rd3, %rd1, %rd2;
+    st.global.f32 [%rd3], %f11;
     ret;
 }
 
@@ -203,6 +281,17 @@ class Session:
         pointers = (ctypes.c_void_p * max(1, len(values)))(*[ctypes.addressof(value) for value in values])
         grid = [ctypes.c_uint(n) for n in (blocks, 1, 1, threads, 1, 1, 0)]
         self.driver.call("cuLaunchKernel", function, *grid, None, pointers, None)
+
+    def peer(self, index: int) -> ctypes.c_void_p:
+        """Another card's primary context, reachable by direct copies if the hardware can; ours stays current."""
+        context, other = ctypes.c_void_p(), ctypes.c_int(index)
+        self.driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), other)
+        self.later("cuDevicePrimaryCtxRelease_v2", other)
+        if self.driver.number("cuDeviceCanAccessPeer", self.device, other):
+            enabled = self.driver.library.cuCtxEnablePeerAccess(context, ctypes.c_uint(0))
+            if enabled not in (0, PEER_ALREADY_ENABLED):
+                raise CudaError("cuCtxEnablePeerAccess", enabled, self.driver.describe("cuGetErrorName", enabled), "")
+        return context
 
     def event(self) -> ctypes.c_void_p:
         event = ctypes.c_void_p()

@@ -8,7 +8,7 @@ from typing import Any, Dict, List
 
 from ansible.module_utils.gpuchange_look import read_text, run
 
-ABOUT_GPUS = re.compile(r"NVRM|nvidia|Xid|AER:|pcieport|mce:|EDAC|fallen off", re.I)
+ABOUT_GPUS = re.compile(r"NVRM|nvidia|Xid|AER:|pcieport|mce:|EDAC|fallen off|out of memory|oom-kill", re.I)
 LINES = 400
 
 

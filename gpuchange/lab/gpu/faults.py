@@ -69,6 +69,11 @@ _TABLE = (
     _flag("overheat", "any other driver than the loaded one lets every card run 65 degrees hotter", DRIVER),
     _flag("driver-hangs", "any other driver than the loaded one never answers nvidia-smi or CUDA", DRIVER),
     _flag("slow-card", "any other driver than the loaded one makes every card three times slower", DRIVER),
+    _flag("slow-one-card", "any other driver than the loaded one makes the last card a third slower", DRIVER),
+    _flag("link-half-width", "under any other driver the last card's PCIe link has half its width", DRIVER),
+    _flag("xid-in-log", "any other driver reports Xid 62 for the last card as it is loaded", DRIVER),
+    _flag("throttle-under-load", "under any other driver the cards are slowed down by heat while they work", DRIVER),
+    _flag("kernel-hangs", "under any other driver the last card never ends a process's 60th arithmetic kernel", DRIVER),
     Fault(
         "apt-hangs",
         "the next package to be configured asks a question on a terminal and waits for ever",

@@ -1,4 +1,4 @@
-"""baseline/gpu: measure every card of the idle host through the driver API, to compare with after the change."""
+"""baseline/gpu: measure every card of the idle host, and what the plan's own command says, before the change."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from gpuchange.checks import metrics
 from gpuchange.checks.snapshot import mapping
-from gpuchange.providers.contract import HostView, Mode, Params, Provider
-from gpuchange.reports import Report, Verdict, by_state
+from gpuchange.providers.contract import HostView, Mode, Provider
+from gpuchange.providers.measured import BenchmarkParams, MeasureReport, benchmark_args, running, wanted_metrics
+from gpuchange.reports import Verdict, by_state
 
 
-class BaselineParams(Params):
-    """Benchmark of the idle host."""
+class BaselineParams(BenchmarkParams):
+    """Benchmark of the idle host, compared with after the change."""
 
     mode: Literal["required", "best_effort", "skip"] = Field(
         "best_effort",
@@ -20,41 +22,65 @@ class BaselineParams(Params):
     )
 
 
-class BaselineReport(Report):
-    """`result`: what the GPU benchmark measured, card by card."""
-
-    test: str = "bench"
-    result: dict[str, Any] = Field(default_factory=dict)
+def args(view: HostView, _mode: Mode) -> dict[str, Any]:
+    return benchmark_args(view.params, view.retries)
 
 
-def args(_view: HostView, _mode: Mode) -> dict[str, Any]:
-    return {"test": "bench"}
+def judge(view: HostView, report: MeasureReport) -> Verdict:
+    waiting = running(view, report)
+    if waiting:
+        return waiting
+    bench, wanted = report.bench or {}, wanted_metrics(view.params)
+    if bench.get("hung"):
+        return Verdict.hold(str(bench.get("why") or "a driver call hangs and cannot be killed"))
+    if report.state == "unknown":
+        return by_state(report)
+    lines = tuple(_sentence(mapping(card)) for card in bench.get("cards", ()))
+    missed = _missed(report, wanted)
+    if missed and view.params.get("mode") == "required":
+        return Verdict.reject("; ".join(missed), (*missed, *lines))
+    notes = tuple(f"no baseline: {why}" for why in missed)
+    return Verdict.accept("; ".join(notes), (*notes, *lines, *_command_lines(report, wanted)))
 
 
-def judge(view: HostView, report: BaselineReport) -> Verdict:
-    if report.state == "done":
-        cards = [mapping(card) for card in report.result.get("cards", ())]
-        return Verdict.accept(findings=tuple(_sentence(card) for card in cards))
-    missed = report.state in ("not_done", "unknown") and not report.result.get("hung")
-    if missed and view.params.get("mode") != "required":
-        why = f"no baseline: {report.why}"
-        return Verdict.accept(why, (why,))
-    return by_state(report)
+def _missed(report: MeasureReport, wanted: tuple[metrics.Wanted, ...]) -> list[str]:
+    if report.state != "done":
+        return [report.why]
+    bench = report.bench or {}
+    cards = [] if bench.get("ok") else [str(bench.get("why") or "the cards were not measured")]
+    return [*cards, *metrics.missing(wanted, report.command or {})]
 
 
 def _sentence(card: dict[str, Any]) -> str:
-    metrics = {name: mapping(value).get("median") for name, value in mapping(card.get("metrics")).items()}
-    return f"card {card.get('index')}: " + ", ".join(f"{name} {value:g}" for name, value in metrics.items() if value)
+    measured = {name: mapping(value) for name, value in mapping(card.get("metrics")).items()}
+    told = [
+        f"{name} {row.get('median'):g} (noise {100 * float(row.get('spread') or 0):.2g}%)"
+        for name, row in measured.items()
+    ]
+    return f"card {card.get('index')} ({card.get('uuid')}): " + (
+        ", ".join(told) or str(card.get("why") or "not measured")
+    )
+
+
+def _command_lines(report: MeasureReport, wanted: tuple[metrics.Wanted, ...]) -> list[str]:
+    lines = []
+    for metric in wanted:
+        try:
+            found = metrics.read(metric, report.command or {})
+        except metrics.NotFound:
+            continue
+        lines.append(f"{metric.name} {found.median:.6g} (noise {100 * found.spread:.2g}%)")
+    return lines
 
 
 PROVIDER = Provider(
     phase="baseline",
     name="gpu",
-    does="Measure copy bandwidth and launch time of every card.",
+    does="Measure every card, and run the plan's own benchmark command.",
     params=BaselineParams,
-    report=BaselineReport,
+    report=MeasureReport,
     root_for="exclusive use of the GPUs",
     args=args,
     judge=judge,
-    estimate_s=10.0,
+    estimate_s=15.0,
 )

@@ -1,4 +1,4 @@
-"""verify/host: identity, versions by every witness, files, GPU function and speed, against the seal and the plan."""
+"""verify/host: identity, versions by every witness, files and GPU function, against the seal and the plan."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import Field
 
-from gpuchange.checks import benchmark, gpu_function, identity, snapshot, wanted
+from gpuchange.checks import gpu_function, identity, snapshot, wanted
 from gpuchange.checks import manifest as manifests
 from gpuchange.checks.snapshot import Snapshot, mapping
-from gpuchange.providers.contract import HostView, Mode, Params, Provider
+from gpuchange.providers.contract import HostView, Mode, Provider
 from gpuchange.providers.facts import (
     SEAL,
     FactsReport,
@@ -19,17 +19,16 @@ from gpuchange.providers.facts import (
     sealed,
 )
 from gpuchange.providers.facts import wanted as wanted_versions
-from gpuchange.providers.types import Duration, Percent
+from gpuchange.providers.types import Duration
+from gpuchange.providers.verify.gpu import SpeedParams
 from gpuchange.reports import Verdict, by_state
 
-BASELINE = "baseline/gpu"
 LOOK_AGAIN_S = 10.0
 
 
-class VerifyParams(Params):
+class VerifyParams(SpeedParams):
     """What must hold before the host serves again."""
 
-    tolerance: Percent = Field(10.0, description="How much slower than the baseline a card may be.")
     settle: Duration = Field(60, description="How long services and cards may take to come up after the change.")
     hashes: bool = Field(True, description="Compare the hash manifest with the seal's.")
 
@@ -40,14 +39,8 @@ def args(view: HostView, _mode: Mode) -> dict[str, Any]:
     return {
         **base_args(view),
         "function": True,
-        "bench": bool(_baseline(view)),
         "manifest": manifest_args(view, "verify", name, kept.jsonl_sha256) if kept else None,
     }
-
-
-def _baseline(view: HostView) -> dict[str, Any]:
-    result = mapping(evidence(view, BASELINE).get("result"))
-    return result if result.get("ok") else {}
 
 
 def may_change(view: HostView) -> frozenset[str]:
@@ -72,7 +65,7 @@ def judge(view: HostView, report: FactsReport) -> Verdict:
     failed = [f"{name} could not be looked at: {why}" for name, why in sorted(report.errors.items())]
     failed += settling + _missing_cards(before, now) + [found.says for found in versions if not found.ok]
     good = [found.says for found in versions if found.ok]
-    for fine, line in (*_function(view, report, before), *_files(view, report), *_speed(view, report)):
+    for fine, line in (*_function(view, report, before), *_files(view, report)):
         (good if fine else failed).append(line)
     lines = (*moved, *failed, *good)
     if failed:
@@ -125,20 +118,10 @@ def _files(view: HostView, report: FactsReport) -> list[tuple[bool, str]]:
     return [manifests.proof(now)] if now else [(False, "manifest: not made")]
 
 
-def _speed(view: HostView, report: FactsReport) -> list[tuple[bool, str]]:
-    before = _baseline(view)
-    if not before:
-        return []
-    if not report.bench or not report.bench.get("ok"):
-        return [(False, f"benchmark: {(report.bench or {}).get('why') or 'not measured'}")]
-    found = benchmark.compare(before, report.bench, float(view.params.get("tolerance", 10.0)))
-    return [(row.ok, f"benchmark: {row.sentence}") for row in found]
-
-
 PROVIDER = Provider(
     phase="verify",
     name="host",
-    does="Prove identity, versions, files, GPU function and speed against the seal and the plan.",
+    does="Prove identity, versions, files and GPU function against the seal and the plan.",
     params=VerifyParams,
     report=FactsReport,
     root_for="to read every file below record.paths; the GPU tests",

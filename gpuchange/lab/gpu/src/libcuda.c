@@ -14,10 +14,10 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
 #include "simgpu.h"
 
 #define API __attribute__((visibility("default")))
+#define FLOPS_A_MICROSECOND 54e6 /* of single precision: 54 TFLOP/s */
 
 struct card cards[MAX_CARDS];
 int card_count = -1;
@@ -58,9 +58,9 @@ static void read_cards(void) {
     if (!file) return;
     memset(&card, 0, sizeof card);
     while (card_count < MAX_CARDS
-           && fscanf(file, "gpu %d %47s %x:%x:%x.0 %llu %d %d %d %d %lf %95[^\n]\n", &card.minor, card.uuid, &card.domain,
+           && fscanf(file, "gpu %d %47s %x:%x:%x.0 %llu %d %d %d %d %lf %lf %d %95[^\n]\n", &card.minor, card.uuid, &card.domain,
                      &card.bus, &card.device, &card.memory, &card.cc_major, &card.cc_minor, &card.lost, &card.wrong,
-                     &card.slow, card.name) == 12)
+                     &card.slow, &card.link, &card.hang_after, card.name) == 14)
         if (!card.lost) cards[card_count++] = card;
     fclose(file);
 }
@@ -202,6 +202,19 @@ API int cuDevicePrimaryCtxRelease_v2(int device) {
 }
 
 API int cuDevicePrimaryCtxRelease(int device) { return cuDevicePrimaryCtxRelease_v2(device); }
+
+API int cuDeviceCanAccessPeer(int *can, int device, int other) {
+    if (!card_at(device) || !card_at(other)) return INVALID_DEVICE;
+    return *can = device != other, SUCCESS;
+}
+
+API int cuCtxEnablePeerAccess(struct context *peer, unsigned flags) {
+    (void)flags;
+    if (!current || !peer) return INVALID_CONTEXT;
+    if (current->peer == peer) return PEER_ALREADY_ENABLED;
+    return current->peer = peer, SUCCESS;
+}
+
 API int cuCtxSetCurrent(struct context *context) { return current = context, SUCCESS; }
 API int cuCtxGetCurrent(struct context **context) { return *context = current, SUCCESS; }
 API int cuCtxSynchronize(void) { return current ? SUCCESS : INVALID_CONTEXT; }
@@ -266,16 +279,27 @@ static int copy(void *to, const void *from, size_t bytes, int known, double giga
     return SUCCESS;
 }
 
+static double linked(void) { return current ? current->card->link : 1.0; }
+
 API int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
-    return copy((void *)to, from, bytes, inside(to, bytes), 54.0);
+    return copy((void *)to, from, bytes, inside(to, bytes), 54.0 * linked());
 }
 
 API int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
-    return copy(to, (void *)from, bytes, inside(from, bytes), 51.0);
+    return copy(to, (void *)from, bytes, inside(from, bytes), 51.0 * linked());
 }
 
 API int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) {
     return copy((void *)to, (void *)from, bytes, inside(to, bytes) && inside(from, bytes), 1400.0);
+}
+
+/* NVLink between the cards: as slow as the slower of the two. */
+API int cuMemcpyPeerAsync(uint64_t to, struct context *there, uint64_t from, struct context *here, size_t bytes, void *s) {
+    double behind;
+    (void)s;
+    if (!there || !here) return INVALID_CONTEXT;
+    behind = current && there->card->slow > current->card->slow ? there->card->slow / current->card->slow : 1.0;
+    return copy((void *)to, (void *)from, bytes, inside(to, bytes) && inside(from, bytes), 370.0 / behind);
 }
 
 API int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, void *s) { return (void)s, cuMemcpyHtoD_v2(to, from, n); }
@@ -306,13 +330,15 @@ API int cuModuleGetFunction(struct entry **f, struct module *m, const char *name
 
 API int cuLaunchKernel(struct entry *entry, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                        unsigned shared, void *stream, void **params, void **extra) {
+    unsigned long long fmas = 0;
     int rc;
     (void)shared, (void)stream;
     if (!current) return INVALID_CONTEXT;
     if (!entry) return INVALID_HANDLE;
     if (extra || gy != 1 || gz != 1 || by != 1 || bz != 1 || !gx || !bx || bx > 1024) return INVALID_VALUE;
-    rc = ptx_run(entry, gx, bx, params, current->card->wrong, inside);
-    spend(current->card, 2.3 + (double)gx * bx / 1e6);
+    rc = ptx_run(entry, gx, bx, params, current->card->wrong, inside, &fmas);
+    while (fmas && current->card->hang_after && ++current->card->launches > current->card->hang_after) pause();
+    spend(current->card, 2.3 + (double)gx * bx / 1e6 + 2.0 * fmas / FLOPS_A_MICROSECOND);
     return rc;
 }
 
@@ -351,6 +377,7 @@ static const struct { int code; const char *name, *text; } errors[] = {
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {PEER_ALREADY_ENABLED, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access is already enabled"},
     {DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"},
 };
 

@@ -20,7 +20,7 @@ static void read_devices(void) {
     FILE *file = fopen("/run/gpuchange-lab/cards.state", "r");
     struct device d;
     for (count = 0; file && count < 16; devices[count++] = d)
-        if (fscanf(file, "gpu %d %47s %31s %llu %*d %*d %d %*d %*f %95[^\n]\n", &d.minor, d.uuid, d.pci, &d.memory,
+        if (fscanf(file, "gpu %d %47s %31s %llu %*d %*d %d %*d %*f %*f %*d %95[^\n]\n", &d.minor, d.uuid, d.pci, &d.memory,
                    &d.lost, d.name) != 6) break;
     if (file) fclose(file);
 }

@@ -238,6 +238,7 @@ struct thread {
     void **params;
     int wrong;
     int (*inside)(uint64_t, size_t);
+    unsigned long long fmas;
 };
 
 static float as_float(uint64_t bits) {
@@ -343,7 +344,7 @@ static int run_thread(const struct entry *e, struct thread *t) {
             case BRA: at = e->label_at[ins->target] - 1; break;
             case LD_PARAM: load_param(t, ins); break;
             case LD: case ST: rc = access_memory(t, ins); break;
-            default: compute(t, ins);
+            default: compute(t, ins), t->fmas += ins->op == FMA;
         }
         if (rc) return rc;
     }
@@ -351,14 +352,15 @@ static int run_thread(const struct entry *e, struct thread *t) {
 }
 
 int ptx_run(struct entry *entry, unsigned blocks, unsigned threads, void **params, int wrong,
-            int (*inside)(uint64_t, size_t)) {
+            int (*inside)(uint64_t, size_t), unsigned long long *fmas) {
     static __thread struct thread t;
-    t.params = params, t.wrong = wrong, t.inside = inside;
+    t.params = params, t.wrong = wrong, t.inside = inside, t.fmas = 0;
     for (unsigned block = 0; block < blocks; block++)
         for (unsigned lane = 0; lane < threads; lane++) {
             int rc;
             t.special[0] = lane, t.special[1] = threads, t.special[2] = block, t.special[3] = blocks;
             if ((rc = run_thread(entry, &t))) return rc;
         }
+    *fmas = t.fmas;
     return SUCCESS;
 }

@@ -31,6 +31,9 @@ def boot_id():
 
 
 def kernel_log(line):
+    """Into the ring buffer that dmesg shows, and into the journal."""
+    with open(RUN + "/kernel.log", "a") as file:
+        file.write("[{:>12.6f}] {}\n".format(float(read("/proc/uptime").split()[0]), line))
     subprocess.run(["logger", "-t", "kernel", "-p", "kern.notice", line], check=False, stderr=subprocess.DEVNULL)
 
 
