@@ -30,6 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "audit": ("gpuchange.cli.seeing:audit", "Check that a journal was not altered."),
     "doctor": ("gpuchange.cli.doctor:doctor", "Check this machine: versions, tools, settings."),
     "schema": ("gpuchange.cli.plans:schema", "Print the JSON Schema of plan files."),
+    "compat": ("gpuchange.cli.compat:compat", "Which driver, CUDA, cuDNN, cards and frameworks go together."),
     "providers": ("gpuchange.cli.plans:providers", "List phases and the providers of each."),
     "lab": ("gpuchange.cli.lab:lab", "A fleet of simulated GPU hosts on this machine."),
 }
