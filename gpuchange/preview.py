@@ -164,7 +164,11 @@ def _until_back(steps: Sequence[Row]) -> Sequence[Row]:
 
 def versions(plan: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[Version, ...]:
     """What the host has and the plan wants, for each component that either names. `record` is a body with facts."""
-    wanted, found = wanted_versions(plan), found_versions(record)
+    return compared(wanted_versions(plan), found_versions(record))
+
+
+def compared(wanted: Mapping[str, str], found: Mapping[str, str]) -> tuple[Version, ...]:
+    """`found` beside `wanted` (component → version), for each component that either names."""
     rows = (Version(name, found.get(name, ""), wanted.get(name, "")) for name in COMPONENTS)
     return tuple(row for row in rows if row.before or row.after)
 
