@@ -181,7 +181,7 @@ def test_a_rollback_never_begins_with_a_host(begin: Callable[..., Path], moment:
     """What is taken back early must not be carried forward by the run that takes it back."""
     home, world = begin(2), World()
     point = next(e.seq for e in _calm(begin) if (e.phase, e.kind) == (moment, Kind.STARTED))
-    _crash_at(home, world, point)
+    crash_at(home, world, lambda event: event.seq >= point)
     orders.rollback(home, None)
     assert run(home, world) == 0
     assert not [role for role in acted(world) + acted(world, "h2") if role.startswith("drain")]
