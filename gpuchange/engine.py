@@ -9,14 +9,12 @@ from __future__ import annotations
 import os
 import selectors
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpuchange import confirming, locking, ssh
 from gpuchange.change import Change, Connection
-from gpuchange.checks import fingerprint
 from gpuchange.errors import BeforeChangeError
 from gpuchange.judging import Outcome, Situation, judge
 from gpuchange.observers import Observer
@@ -28,7 +26,6 @@ from gpuchange.states import Event, Kind, Status
 
 IN_FLIGHT = {Status.DOING, Status.LOOKING, Status.UNDOING, Status.UNDO_LOOKING}
 OWNER_ROLE = "owner_marker"
-STILL_AS_REVIEWED = {"preflight", "record", "seal"}  # the phases that look before this change alters the host itself
 TICK = 1.0
 
 
@@ -65,12 +62,14 @@ class Engine:
         self.stopping = True
         os.write(self._wake_write, b"h" if hard else b"s")
 
-    def run(self, *, last_phase: str = "") -> int:
-        """Carry on; returns the exit code (design section 8). With `last_phase` nothing after that phase starts."""
+    def run(self, *, last_phase: str = "", only_back: bool = False) -> int:
+        """Carry on; returns the exit code (design section 8). With `last_phase` nothing after that phase starts, with
+        `only_back` nothing but on hosts that were turned back.
+        """
         if not self._started:
             self._take_over()
         while True:
-            decision = self._decide(last_phase)
+            decision = self._decide(last_phase, only_back)
             for host, why in decision.turns:
                 self._append([Event(Kind.TURNED, host=host, data={"why": why})])
             if decision.turns:
@@ -192,23 +191,26 @@ class Engine:
                 self._append([note])
             path.unlink(missing_ok=True)
 
-    def _decide(self, last_phase: str) -> Decision:
+    def _decide(self, last_phase: str, only_back: bool) -> Decision:
         self._take_notes()
         if (self.change.home / "pause").exists():
             self.stopping = True
         return decide(
-            self.change.state, self.change.limits, time.monotonic(), stopping=self.stopping, last_phase=last_phase
+            self.change.state,
+            self.change.limits,
+            time.monotonic(),
+            stopping=self.stopping,
+            last_phase=last_phase,
+            only_back=only_back,
         )
 
     def _start(self, start: Start) -> None:
         step = self.change.state.table.step(start.phase, start.provider)
-        moved = self._moved(step, start)
         attempt = self._new_attempt()
         kind = Kind.PROBING if start.tasks == "probe" else Kind.STARTED
         self._append([self._step_event(kind, host, step, start.direction, attempt=attempt) for host in start.hosts])
-        self._append([self._step_event(Kind.REJECTED, host, step, "do", data=moved[host]) for host in moved])
         provider, _ = self.change.provider(step.play(start.direction).phase, start.provider)
-        args = self._arguments(provider, step, replace(start, hosts=tuple(h for h in start.hosts if h not in moved)))
+        args = self._arguments(provider, step, start)
         if not args:
             return
         role_step = {"phase": start.phase, "provider": start.provider, "direction": _aimed(start)}
@@ -216,20 +218,6 @@ class Engine:
         play = self.player(request, self._artifacts())
         self.plays[play.fileno()] = (play, start)
         self._selector.register(play, selectors.EVENT_READ)
-
-    def _moved(self, step: Step, start: Start) -> dict[str, dict[str, Any]]:
-        """Hosts about to be taken out of service that are no longer as they were reviewed: a fresh look at each."""
-        reviewed, hosts = self.change.reviewed, self.change.state.hosts
-        asked = [host for host in start.hosts if host in reviewed and not hosts[host].out]
-        if not asked or not step.phase.takes_out or (start.direction, start.tasks) != ("do", "apply"):
-            return {}
-        found = {}
-        for item in self.probe(self.change.state.table.steps[0], asked):
-            if not isinstance(item, Reported):  # nobody answers: seal looks again before the host itself is changed
-                continue
-            if why := fingerprint.moved(reviewed[item.host], fingerprint.of(item.report)):
-                found[item.host] = {"why": f"not as reviewed: {'; '.join(why)}; left alone", "moved": list(why)}
-        return found
 
     def _arguments(self, provider: Provider, step: Step, start: Start) -> dict[str, dict[str, Any]]:
         """What each host's role is given. A host whose evidence does not suffice is held; the others go on."""
@@ -339,12 +327,7 @@ class Engine:
             was_silent=standing.silent,
             silence=standing.why,
             stopping=self.stopping,
-            reviewed=self._reviewed(start, host),
         )
-
-    def _reviewed(self, start: Start, host: str) -> Mapping[str, Any] | None:
-        looks = start.direction == "do" and start.phase in STILL_AS_REVIEWED
-        return self.change.reviewed.get(host) if looks else None
 
     def _checked(self, evidence: Evidence) -> Evidence:
         """Hosts are one machine-id, not a name: two names for one machine, or another machine under a name, fail."""

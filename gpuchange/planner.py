@@ -69,10 +69,19 @@ class Decision:
     blocked: dict[str, str] = field(default_factory=dict)
 
 
-def decide(state: State, limits: Limits, now: float, *, stopping: bool = False, last_phase: str = "") -> Decision:
-    """What may start at `now` (same clock as State.apply's); with `last_phase` nothing after that phase.
+def decide(
+    state: State,
+    limits: Limits,
+    now: float,
+    *,
+    stopping: bool = False,
+    last_phase: str = "",
+    only_back: bool = False,
+) -> Decision:
+    """What may start at `now` (same clock as State.apply's); with `last_phase` nothing after that phase, with
+    `only_back` nothing but on hosts that were turned back.
 
-    Costs O(what starts), not O(hosts).
+    Costs O(what starts), not O(hosts); `only_back` looks at those that could go on as well.
     """
     in_flight = state.size(Ask.NOTHING) > 0
     stuck = {host.name: host.stance.why for ask in (Ask.OPERATOR, Ask.TURN) for host in state.those(ask)}
@@ -82,9 +91,10 @@ def decide(state: State, limits: Limits, now: float, *, stopping: bool = False, 
     turning = {host for host, _ in turns}
     end = _end(state, last_phase)
     fresh = "" if not _network_suspect(state) else "many hosts stopped answering at once: is it our own network?"
-    ready = chain(_due(state, now, end), () if fresh else _fresh(state, end), _outward(state, limits, fresh, end))
-    starts = _starts(state, ready, turning)
-    wake_at = now if turns else _wake_at(state, now, end)
+    outward = _outward(state, limits, "an order to go back" if only_back else fresh, end)
+    ready = chain(_due(state, now, end), () if fresh else _fresh(state, end), outward)
+    starts = _starts(state, _turned(state, ready) if only_back else ready, turning)
+    wake_at = now if turns else _wake_at(state, now, end, only_back)
     finished = not (starts or turns or in_flight or wake_at is not None)
     return Decision(starts, turns, wake_at, finished, stuck | _gates(state, limits, fresh))
 
@@ -147,6 +157,11 @@ def _fresh(state: State, end: int) -> Iterator[Ready]:
     for group, entries in state.waiting_for(Ask.START):
         if _open(state, group, end):
             yield group, [order for _, order in entries]
+
+
+def _turned(state: State, ready: Iterator[Ready]) -> Iterator[Ready]:
+    for group, orders in ready:
+        yield group, [order for order in orders if state.hosts[state.names[order]].turned]
 
 
 def _outward(state: State, limits: Limits, fresh: str, end: int) -> Iterator[Ready]:
@@ -220,9 +235,12 @@ def _starts(state: State, ready: Iterator[Ready], turning: set[str]) -> tuple[St
     return tuple(starts)
 
 
-def _wake_at(state: State, now: float, end: int) -> float | None:
+def _wake_at(state: State, now: float, end: int, only_back: bool) -> float | None:
+    def counts(order: int) -> bool:
+        return not only_back or bool(state.hosts[state.names[order]].turned)
+
     later = [
-        next((due for due, _ in entries if due > now), None)
+        next((due for due, order in entries if due > now and counts(order)), None)
         for group, entries in state.waiting_for(Ask.GO_ON)
         if _open(state, group, end)
     ]

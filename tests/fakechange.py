@@ -56,10 +56,17 @@ def _template(base: Path, hosts: int) -> Path:
     return next((root / "state").iterdir())
 
 
-def run(home: Path, world: World, connection: Connection | None = None, last_phase: str = "", **more: Any) -> int:
+def run(
+    home: Path,
+    world: World,
+    connection: Connection | None = None,
+    last_phase: str = "",
+    only_back: bool = False,
+    **more: Any,
+) -> int:
     engine = engines.Engine(home, connection or Connection(), player=world.play, **more)
     try:
-        return engine.run(last_phase=last_phase)
+        return engine.run(last_phase=last_phase, only_back=only_back)
     finally:
         engine.close()
 

@@ -188,6 +188,28 @@ def test_a_rollback_never_begins_with_a_host(begin: Callable[..., Path], moment:
     assert run(home, world) == 0 and orders.rollback(home, None) == []
 
 
+def test_a_rollback_from_every_moment_goes_back_only(begin: Callable[..., Path]) -> None:
+    for point in range(2, len(_calm(begin))):
+        home, world = begin(2), World()
+        crash_at(home, world, lambda event, at=point: event.seq >= at)
+        before = len(world.ledger)
+        orders.rollback(home, None)
+        assert run(home, world, only_back=True) == 0, point
+        forward = [key for key in world.ledger[before:] if key[2] == "apply"]
+        assert not [key for key in forward if not key[1].startswith(("drain", "owner"))], (point, forward)
+        assert not [key for key in world.done if key[1].startswith(("drain", "stack"))], point
+
+
+def test_a_rollback_of_one_host_leaves_the_others_where_they_stand(begin: Callable[..., Path]) -> None:
+    home, world = begin(3), World(faults={("h2", "backup_packages", "apply"): ["failed"]})
+    run(home, world)
+    before = len(world.ledger)
+    assert orders.rollback(home, ["h1"]) == ["h1"]
+    run(home, world, only_back=True)
+    assert {key[0] for key in world.ledger[before:]} == {"h1"}
+    assert not [key for key in world.done if key[0] == "h1" and key[1].startswith(("drain", "stack"))]
+
+
 def _calm(begin: Callable[..., Path]) -> list[Event]:
     home = begin(2)
     assert run(home, World()) == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gpuchange.cli import asking, bundles, changes, running, words
+from gpuchange.cli import asking, changes, running, words
 from gpuchange.cli.flags import ansible_flags, connection
 from gpuchange.cli.settings import common, current
 from gpuchange.errors import UsageError
@@ -27,7 +27,7 @@ def resume(change: str | None, **flags: Any) -> int:
     to shows it and asks first.
     """
     directory = changes.find(current().root, change)
-    return asking.carry(directory, bundles.bound(directory, connection(**flags)), f"gpuchange resume {directory.name}")
+    return asking.carry(directory, connection(**flags), f"gpuchange resume {directory.name}")
 
 
 @click.command()
@@ -36,7 +36,10 @@ def resume(change: str | None, **flags: Any) -> int:
 @ansible_flags
 @common
 def rollback(change: str | None, hosts: tuple[str, ...], **flags: Any) -> int:
-    """Take CHANGE back on HOSTS (default: all it has touched), one at a time, and prove it."""
+    """Take CHANGE back on HOSTS (default: all it has touched), one at a time, and prove it.
+
+    Hosts that it has not touched yet are left as they are. Hosts not named stay where they stand.
+    """
     from gpuchange import orders
 
     directory = changes.find(current().root, change)
@@ -45,9 +48,8 @@ def rollback(change: str | None, hosts: tuple[str, ...], **flags: Any) -> int:
     if unknown:
         raise UsageError(f"not in this change: {', '.join(unknown)}", remedy=f"gpuchange status {directory.name}")
     running.confirm(f"take {directory.name} back on {', '.join(hosts) or 'every host it has touched'}?")
-    reach = bundles.bound(directory, connection(**flags))
     orders.rollback(directory, list(hosts) or None)
-    return running.run(directory, reach)
+    return running.run(directory, connection(**flags), only_back=True)
 
 
 ANSWERS = ("retry", "done", "undo", "leave")

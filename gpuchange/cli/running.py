@@ -39,10 +39,17 @@ def confirm(question: str) -> None:
         signal.signal(signal.SIGINT, handler)
 
 
-def run(directory: Path, connection: Connection, first: Callable[[Engine], int | None] | None = None) -> int:
+def run(
+    directory: Path,
+    connection: Connection,
+    first: Callable[[Engine], int | None] | None = None,
+    *,
+    only_back: bool = False,
+) -> int:
     """Carries the change in `directory` on and returns its exit code; prints where it stands at the end.
 
-    `first` looks and asks before anything is changed; an exit code from it ends the run there.
+    `first` looks and asks before anything is changed; an exit code from it ends the run there. With `only_back` nothing
+    is done but on hosts that were turned back.
     """
     from gpuchange.engine import Engine
 
@@ -56,7 +63,7 @@ def run(directory: Path, connection: Connection, first: Callable[[Engine], int |
                 return code
             with live.progress(changes.read(directory).history, current().json) as observer:
                 engine.observers.append(observer)
-                code = engine.run()
+                code = engine.run(only_back=only_back)
     finally:
         engine.close()
     return _ended(changes.read(directory), 128 + caught[0] if caught else code)

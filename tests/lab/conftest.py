@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from field import HOSTS, Field
 
 from gpuchange.errors import LabError
 from gpuchange.lab import Lab, state
@@ -44,6 +45,29 @@ def lab() -> Iterator[Lab]:
     yield made
     if not was_up:
         made.down()
+
+
+@pytest.fixture(scope="session")
+def field_lab() -> Iterator[Lab]:
+    """A lab of its own with hosts for runs side by side."""
+    try:
+        require_machine()
+    except LabError as error:
+        pytest.skip(str(error))
+    name = f"{lab_name(os.environ.get('PYTEST_XDIST_WORKER', ''))}-field"
+    was_up = state.exists(name)
+    made = Lab.up(name, hosts=HOSTS)
+    if was_up:
+        made.restore("start")
+    yield made
+    if not was_up:
+        made.down()
+
+
+@pytest.fixture(scope="session")
+def field(field_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Field:
+    """Its hosts, given out one by one."""
+    return Field(field_lab, tmp_path_factory.mktemp("field"))
 
 
 @pytest.fixture

@@ -70,6 +70,11 @@ class Gate:
     def fence(self) -> int:
         return int(self.attempt.partition("/")[2].partition(".")[0])
 
+    @property
+    def forward(self) -> bool:
+        """Not on the way back (release is played by drain's undo)."""
+        return self.tasks == "apply" or self.step.startswith("release/")
+
     def go(self) -> None:
         (self.folder / f"{self.attempt.replace('/', '-')}.go").touch()
 
@@ -85,6 +90,7 @@ class Controller(Operator):
     seen: set[str] = field(default_factory=set)
     gates: list[Gate] = field(default_factory=list)
     sayings: list[Path] = field(default_factory=list)
+    more_environment: dict[str, str] = field(default_factory=dict)
 
     def begin(self, *args: str) -> subprocess.Popen[bytes]:
         """Start gpuchange; what it says goes to a file of its own (a pipe would be held open by orphans)."""
@@ -92,7 +98,7 @@ class Controller(Operator):
         with open(self.sayings[-1], "wb") as said:
             return subprocess.Popen(
                 [str(self.python), "-m", "gpuchange", *args],
-                env=self.environment, cwd=self.directory, stdin=subprocess.DEVNULL,
+                env={**self.environment, **self.more_environment}, cwd=self.directory, stdin=subprocess.DEVNULL,
                 stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
@@ -153,6 +159,11 @@ def before_play(_controller: Controller, _process: subprocess.Popen[bytes], _gat
 
 def host_acting(controller: Controller, _process: subprocess.Popen[bytes], gate: Gate, host: Host) -> None:
     """The play's module is at work on the host; for a balancer's part, on the balancer."""
+    assert seen_acting(controller, gate, host), f"{gate.step} {gate.tasks} ended before it was seen at work"
+
+
+def seen_acting(controller: Controller, gate: Gate, host: Host) -> bool:
+    """Let the play go and wait until its module is at work; False when the play ended before that was seen."""
     balancer = controller.lab.host("lb1")
 
     def acting() -> bool:
@@ -162,11 +173,11 @@ def host_acting(controller: Controller, _process: subprocess.Popen[bytes], gate:
 
     gate.go()
 
-    def reached() -> bool:
-        assert alive(gate.child), f"{gate.step} {gate.tasks} ended before it was seen at work"
-        return acting()
+    def reached() -> str:
+        return "acting" if acting() else "" if alive(gate.child) else "ended"
 
-    wait_until(reached, timeout=PATIENCE, what=f"{gate.step} to be at work on {host.name}", interval=0.005)
+    what = f"{gate.step} to be at work on {host.name}"
+    return wait_until(reached, timeout=PATIENCE, what=what, interval=0.005) == "acting"
 
 
 def acted_unrecorded(_controller: Controller, process: subprocess.Popen[bytes], gate: Gate, _host: Host) -> None:
@@ -215,17 +226,17 @@ def _marked(balancer: Host, gate: Gate, host: Host) -> bool:
 
 def _module_runs(host: Host) -> bool:
     """A Python below sshd: with pipelining that is a module."""
-    return any(comm.startswith("python") for comm, above in _tree(host.leader) if "sshd" in above)
+    return any(comm.startswith("python") for _, comm, above in processes(host.leader) if "sshd" in above)
 
 
-def _tree(pid: int, above: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(command name, names of its ancestors) of every process below `pid`."""
+def processes(pid: int, above: tuple[str, ...] = ()) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """(pid, command name, names of its ancestors) of every process below `pid`."""
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
                 comm = Path(f"/proc/{child}/comm").read_text().strip()
-                yield comm, above
-                yield from _tree(int(child), (*above, comm.partition("-")[0]))
+                yield int(child), comm, above
+                yield from processes(int(child), (*above, comm.partition("-")[0]))
 
 
 # -- strikes ----------------------------------------------------------------------------------------------------------
@@ -242,7 +253,7 @@ def kill_alone(_controller: Controller, process: subprocess.Popen[bytes]) -> Non
 def kill_tree(controller: Controller, process: subprocess.Popen[bytes]) -> None:
     """kill -9 of the engine and everything it started, as the end of its machine would."""
     process.send_signal(signal.SIGSTOP)  # so that it starts nothing while its processes are counted
-    for pid in (*_descendants(process.pid), *_plays(controller)):
+    for pid in (*descendants(process.pid), *_plays(controller)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.kill()
@@ -254,12 +265,12 @@ def _plays(controller: Controller) -> list[int]:
     return [pid for path in controller.state.glob("[!.]*") for pid in carriers(path.name)]
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     found = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
-                found += [int(child), *_descendants(int(child))]
+                found += [int(child), *descendants(int(child))]
     return found
 
 

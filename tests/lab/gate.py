@@ -12,7 +12,7 @@ import time
 
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 GATES = os.path.join(HOME, "gates")
-PATIENCE_S = 300.0
+PATIENCE_S = 1200.0
 
 
 def asked():

@@ -6,79 +6,26 @@ host each; the tests then look at what each came to.
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import subprocess
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import pytest
-from changes import fingerprint, ledger, servers, since
-from conftest import lab_name
-from crashing import (
-    MOMENTS,
-    STRIKES,
-    Controller,
-    Gate,
-    Tally,
-    alive,
-    begun,
-    blow,
-    campaign,
-    failed_results,
-    left_behind,
-    make_home,
-    once,
-    takeovers,
-)
+from crashing import MOMENTS, STRIKES, Controller, Gate, Tally, alive, blow, campaign, once, takeovers
+from field import SIDE_BY_SIDE, Ended, Field, Run, overlaps, repeated, unlike
 
-from gpuchange.errors import LabError
-from gpuchange.lab import Host, Lab, state
-from gpuchange.lab.tools import require_machine
+from gpuchange.lab import Host
 from gpuchange.player import carriers
 from gpuchange.states import Kind
 from gpuchange.waiting import wait_until
 
-HOSTS = 7
-SIDE_BY_SIDE = 4
 PHASES = {
     *("preflight", "record", "backup", "drain", "seal", "baseline", "stack", "verify", "release", "watch"),
     "owner_marker",
 }
 SERIES = [(strike, moment) for strike in STRIKES for moment in MOMENTS]
-
-
-@dataclass
-class Ended:
-    """What a run left: the host's looks before and after, what its ledger gained, which long works began on it, which
-    of them did not end well, and what should be gone.
-    """
-
-    controller: Controller
-    host: Host
-    tally: Tally
-    before: dict[str, list[str]]
-    after: dict[str, list[str]]
-    gained: dict[str, list[str]]
-    begun: list[str]
-    failed: dict[str, Any]
-    left: list[str]
-
-    def anonymous(self) -> dict[str, list[str]]:
-        """The looks afterwards without what differs from host to host."""
-        return {
-            name: sorted(re.sub(r"GPU-[0-9a-f-]+", "GPU-?", line).replace(self.host.name, "HOST") for line in lines)
-            for name, lines in self.after.items()
-        }
-
-
-Run = Callable[[Controller, Host], Tally]
 
 
 def undisturbed(controller: Controller, host: Host) -> Tally:
@@ -95,61 +42,11 @@ RUNS: dict[str, Run] = {
 }
 
 
-class Field:
-    """A lab whose hosts are given out one by one, as first laid out."""
-
-    def __init__(self, lab: Lab, directory: Path) -> None:
-        self.lab, self.directory = lab, directory
-        self.free: Queue[tuple[Host, bool]] = Queue()
-        for host in lab.gpu_hosts:
-            self.free.put((host, False))
-
-    def carry(self, name: str) -> Ended:
-        host, used = self.free.get()
-        try:
-            if used:
-                host.restore("start")
-            self.lab.wait_serving([host.name])
-            return self._carry(name, host)
-        finally:
-            self.free.put((host, True))
-
-    def _carry(self, name: str, host: Host) -> Ended:
-        directory = self.directory / name
-        controller = Controller(self.lab, directory, python=make_home(directory / "home"))
-        drain = {"provider": "haproxy", "balancers": ["loadbalancers"], "backend": "gpu", "min_serving": 0}
-        controller.plan(hosts=[host.name], drain=[drain])
-        before, written = self._looks(host), ledger(host)
-        tally = RUNS[name](controller, host)
-        left, works = left_behind(controller, host), begun(host, controller.id)
-        gained, failed = since(written, ledger(host)), failed_results(host, controller.id)
-        return Ended(controller, host, tally, before, self._looks(host), gained, works, failed, left)
-
-    def _looks(self, host: Host) -> dict[str, list[str]]:
-        line = next(line for line in servers(self.lab) if line.startswith(f"{host.name} "))
-        name, _address, *state_of = line.split()
-        return {**fingerprint(host), "HAProxy": [" ".join([name, *state_of])]}
-
-
 @pytest.fixture(scope="module")
-def ended(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[Ended]]]:
+def ended(request: pytest.FixtureRequest, field: Field) -> Iterator[dict[str, Future[Ended]]]:
     """Every run that a selected test asks for, begun at once."""
-    try:
-        require_machine()
-    except LabError as error:
-        pytest.skip(str(error))
-    name = f"{lab_name(os.environ.get('PYTEST_XDIST_WORKER', ''))}-kill"
-    was_up = state.exists(name)
-    lab = Lab.up(name, hosts=HOSTS)
-    if was_up:
-        lab.restore("start")
-    field = Field(lab, tmp_path_factory.mktemp("kill"))
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        yield {name: pool.submit(field.carry, name) for name in _asked_for(request)}
-    if not was_up:
-        lab.down()
+        yield {name: pool.submit(field.carry, name, RUNS[name]) for name in _asked_for(request)}
 
 
 def _asked_for(request: pytest.FixtureRequest) -> list[str]:
@@ -160,28 +57,9 @@ def _asked_for(request: pytest.FixtureRequest) -> list[str]:
     return [name for name in RUNS if name in wanted]
 
 
-def nothing_twice(run: Ended) -> None:
-    """No maintainer script of one package version ran twice, and no other long work failed on the way."""
-    twice = [line for line, count in Counter(run.gained["packages"]).items() if count > 1]
-    assert not twice, twice
-    assert not run.failed
-
-
-def clean(run: Ended) -> None:
-    assert not run.left, run.left
-    beside = [(gate.step, gate.tasks, gate.beside) for gate in run.controller.gates if gate.beside]
-    assert not beside, f"a play began while an earlier controller's still ran: {beside}"
-
-
 def as_undisturbed(run: Ended, reference: Ended) -> None:
-    assert run.tally.code == 0, run.controller.said()
-    assert run.anonymous() == reference.anonymous()
-    assert sorted(run.gained["packages"]) == sorted(reference.gained["packages"])
-    assert len(run.gained["boots"]) == len(reference.gained["boots"]) == 1
-    assert run.begun == reference.begun
-    assert run.before["HAProxy"] == run.after["HAProxy"]
-    nothing_twice(run)
-    clean(run)
+    assert not unlike(run, reference)
+    assert len(run.gained["boots"]) == 1
 
 
 def test_an_undisturbed_run_is_what_the_others_are_held_against(ended: dict[str, Future[Ended]]) -> None:
@@ -266,8 +144,7 @@ def test_killed_at_one_moment_of_every_step_back(run: str, ended: dict[str, Futu
     assert found.tally.code == 3, found.controller.said()
     assert found.after == found.before
     assert len(found.gained["boots"]) == 2, "one on the way there, one on the way back"
-    nothing_twice(found)
-    clean(found)
+    assert not repeated(found) + overlaps(found.controller) + found.left
 
 
 # -- asked to stop ----------------------------------------------------------------------------------------------------
