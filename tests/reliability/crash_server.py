@@ -28,7 +28,7 @@ import ansible_runner
 
 import gpuchange.providers
 from gpuchange import change as changes
-from gpuchange import cli, engine, inventory, journal, looking, orders, ssh  # noqa: F401  # loaded once for all
+from gpuchange import cli, content, engine, inventory, journal, looking, orders, ssh  # noqa: F401  # loaded once for all
 from gpuchange import player as players
 from gpuchange.change import Change, Connection
 from gpuchange.cli import apply, going, live, report, running, verbs  # noqa: F401
@@ -216,6 +216,7 @@ class Server:
             (root / "plan.yaml").write_text(script.plan())
             sources = (str(self._inventory(script.hosts)),)
             self.templates[name] = changes.create(root / "state", root / "plan.yaml", Connection(sources))
+            changes.load(self.templates[name] / "frozen" / "plan.yaml")
         return self.templates[name]
 
     def _inventory(self, hosts: int) -> Path:
@@ -280,24 +281,35 @@ def remedy(script: Script, stage: tuple[str, ...]) -> tuple[str, ...]:
     return script.remedy if stage == RUN else stage
 
 
-def once_asked(resolve: Any) -> Any:
-    """Ansible takes a second to read an inventory; each of ours is read once."""
-    known: dict[str, Any] = {}
+def once_read(read: Any, key: Any) -> Any:
+    """What only reads, and takes long: inventories and plans are read once by the server, before it forks."""
+    known: dict[Any, Any] = {}
 
-    def ask(sources: tuple[str, ...], *more: Any, **flags: Any) -> Any:
-        if sources[0] not in known:
-            known[sources[0]] = resolve(sources, *more, **flags)
-        return known[sources[0]]
+    def ask(*given: Any, **flags: Any) -> Any:
+        named = key(given[0])
+        if named not in known:
+            known[named] = read(*given, **flags)
+        return known[named]
 
     return ask
+
+
+def lighten(server: Server) -> None:
+    """Leave out what a point would only wait for. Nothing here writes, in this process or in the product."""
+    inventory.resolve = once_read(inventory.resolve, lambda sources: sources[0])
+    changes.load = once_read(changes.load, lambda path: Path(path).resolve())
+    light = server.folder / "playbooks"
+    light.mkdir()
+    shutil.copy(content.playbooks() / content.PLAYBOOK, light)
+    content.playbooks = lambda: light
 
 
 def main() -> None:
     os.environ.pop("GPUCHANGE_ATTEMPT")
     if "standin" in str(ansible_runner.__file__):
         players.subprocess = SimpleNamespace(Popen=Forked, PIPE=subprocess.PIPE)
-    inventory.resolve = once_asked(inventory.resolve)
     server = Server(Path(sys.argv[1]))
+    lighten(server)
     for line in sys.stdin:
         job = json.loads(line)
         try:
