@@ -8,6 +8,7 @@ That process waits until strace has it, then runs the command line of gpuchange;
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -310,6 +311,8 @@ def main() -> None:
         players.subprocess = SimpleNamespace(Popen=Forked, PIPE=subprocess.PIPE)
     server = Server(Path(sys.argv[1]))
     lighten(server)
+    gc.disable()  # a collection in a fork would copy the memory that it shares with the server
+    gc.freeze()
     for line in sys.stdin:
         job = json.loads(line)
         try:
