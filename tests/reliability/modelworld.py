@@ -46,6 +46,7 @@ class World:
     wrong: list[str] = field(default_factory=list)
     acts: int = 0
     answers_left: int = -1  # answers until the controller dies; below 0: never
+    careless: bool = False  # a look never finds anything done, as with a tool that does not look
 
     def play(self, request: Request, _log_dir: Path) -> FakePlay:
         return FakePlay(self, request)  # type: ignore[arg-type]
@@ -81,7 +82,7 @@ class World:
             return Failed(host, "the look broke")
         if fault in ("silent", "mute"):
             return Silent(host, "no word")
-        there = key not in self.half and (key in self.applied) == wanted
+        there = key not in self.half and (key in self.applied) == wanted and not self.careless
         return self._report(host, "unknown" if fault == "unknown" else "done" if there else "not_done")
 
     def _acted(self, request: Request, host: str, fault: str) -> Evidence:

@@ -15,7 +15,7 @@ from typing import Any
 
 import hypothesis
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -103,6 +103,9 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(which=st.integers(0, len(LIMITS) - 1))
     def begin(self, which: int) -> None:
+        self.prepare(which)
+
+    def prepare(self, which: int) -> None:
         self.home = Path(shutil.copytree(self.templates[which], self.folder / self.templates[which].name))
         self.world = World(LIMITS[which][2])
         self.figures.count(changes=1)
@@ -266,14 +269,26 @@ def told(statuses: dict[str, Status]) -> dict[str, bool | None]:
     return {DRAIN: drained, **{names[phase]: there for phase, there in said.items()}}
 
 
-def test_the_engine_keeps_to_the_model(templates: list[Path], effort: Effort, figures: Figures) -> None:
-    examples = effort.of(full=3000, short=60)
+class Careless(Machine):
+    @initialize(which=st.integers(0, len(LIMITS) - 1))
+    def begin(self, which: int) -> None:
+        self.prepare(which)
+        self.world.careless = True
+
+
+def drive(machine: Callable[[], Machine], examples: int, effort: Effort, **more: Any) -> None:
     chosen = settings(
         max_examples=examples, stateful_step_count=12, deadline=None, database=None, derandomize=not effort.full,
-        suppress_health_check=list(HealthCheck), print_blob=True,
+        suppress_health_check=list(HealthCheck), **more,
     )  # fmt: skip
-
-    def machine() -> Machine:
-        return Machine(templates, figures)
-
     run_state_machine_as_test(hypothesis.seed(effort.seed)(machine) if effort.full else machine, settings=chosen)
+
+
+def test_the_engine_keeps_to_the_model(templates: list[Path], effort: Effort, figures: Figures) -> None:
+    drive(lambda: Machine(templates, figures), effort.of(full=3000, short=60), effort)
+
+
+def test_this_test_can_fail(templates: list[Path], effort: Effort) -> None:
+    """An engine that is told by every look that nothing was done repeats, and the model sees it."""
+    with pytest.raises(AssertionError, match="repeated"):
+        drive(lambda: Careless(templates, Figures()), 60, effort, phases=[Phase.generate], report_multiple_bugs=False)
