@@ -15,7 +15,8 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,30 +85,42 @@ def create(root: Path, plan_path: Path, connection: Connection) -> Path:
     places.refuse_open_file(plan_path, "the plan")
     places.refuse_open_directory(root, "the state directory")
     plan = load(plan_path)
-    sources = connection.inventory or _plan_inventory(plan)
+    sources = sources_of(plan, connection)
     for source in (path for path in sources if os.path.exists(path)):
         places.refuse_open_file(Path(source), "the inventory")
     found = inventory.resolve(sources, connection.limit, plan.hosts, vault_ids=connection.vault_ids)
     home = root / new_id(plan.name)
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    building = root / f".{home.name}.partial"
-    try:
-        frozen = building / "frozen"
-        frozen.mkdir(mode=0o700, parents=True)
+    with building(home) as draft:
+        frozen = draft / "frozen"
         shutil.copyfile(plan_path, frozen / "plan.yaml")
-        shutil.copytree(content.playbooks(), frozen / "playbooks", ignore=shutil.ignore_patterns("__pycache__"))
         kept = inventory.freeze(sources, frozen / "inventory")
-        accepted = _accepted(connection.accept_irreversible, found)
-        meta = _meta(home.name, plan, found, [_relative(path, frozen) for path in kept], frozen)
-        meta["accept_irreversible"] = accepted
-        _private(building)
-        with Journal.create(building / JOURNAL, meta) as journal:
-            journal.append([Event(Kind.CREATED, data={"plan": plan.name})])
-        building.rename(home)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
+        meta = new_meta(home.name, plan, found, [_relative(path, frozen) for path in kept], frozen)
+        meta["accept_irreversible"] = _accepted(connection.accept_irreversible, found)
+        begin(draft, meta, plan)
     return home
+
+
+@contextmanager
+def building(home: Path) -> Iterator[Path]:
+    """A directory with the playbooks frozen in it, to be filled; it becomes `home` at the end, or nothing stays."""
+    home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = home.parent / f".{home.name}.partial"
+    try:
+        frozen = draft / "frozen"
+        frozen.mkdir(mode=0o700, parents=True)
+        shutil.copytree(content.playbooks(), frozen / "playbooks", ignore=shutil.ignore_patterns("__pycache__"))
+        yield draft
+        draft.rename(home)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def begin(draft: Path, meta: Mapping[str, Any], plan: Plan) -> None:
+    """The journal's first event, under whatever `meta` says of the change for good."""
+    _private(draft)
+    with Journal.create(draft / JOURNAL, meta) as journal:
+        journal.append([Event(Kind.CREATED, data={"plan": plan.name})])
 
 
 def _accepted(named: tuple[str, ...], found: inventory.Inventory) -> list[str]:
@@ -120,7 +133,10 @@ def _accepted(named: tuple[str, ...], found: inventory.Inventory) -> list[str]:
     return list(named)
 
 
-def _plan_inventory(plan: Plan) -> tuple[str, ...]:
+def sources_of(plan: Plan, connection: Connection) -> tuple[str, ...]:
+    """What -i names, else the plan. Raises InventoryError when neither does."""
+    if connection.inventory:
+        return connection.inventory
     if plan.inventory:
         return tuple(plan.inventory_sources())
     raise InventoryError(
@@ -134,9 +150,15 @@ def _relative(path: str, frozen: Path) -> str:
     return os.path.relpath(path, frozen)
 
 
-def _meta(change: str, plan: Plan, found: inventory.Inventory, kept: list[str], frozen: Path) -> dict[str, Any]:
+def delegates_of(plan: Plan, found: inventory.Inventory) -> tuple[str, ...]:
+    """The other machines that the plan's providers act on, such as load balancers."""
     patterns = [p for phase in PHASES for c in plan.chosen(phase.name) for p in c.provider.delegates(c.params)]
-    delegates = inventory.select(found, patterns) if patterns else ()
+    return inventory.select(found, patterns) if patterns else ()
+
+
+def new_meta(change: str, plan: Plan, found: inventory.Inventory, kept: Sequence[str], frozen: Path) -> dict[str, Any]:
+    """What is written down of a change for good when it begins. `kept`: the -i paths, relative to `frozen`."""
+    delegates = delegates_of(plan, found)
     return {
         "change": change,
         "version": __version__,
@@ -145,9 +167,16 @@ def _meta(change: str, plan: Plan, found: inventory.Inventory, kept: list[str], 
         "hosts": list(found.hosts),
         "delegates": list(delegates),
         "ssh": {name: _ssh_variables(found.known[name]) for name in dict.fromkeys([*found.hosts, *delegates])},
-        "inventory": kept,
+        "inventory": list(kept),
         "playbooks": content.digest(frozen / "playbooks"),
+        "files": _own_files(frozen),
+        "accept_irreversible": [],
     }
+
+
+def _own_files(frozen: Path) -> dict[str, str]:
+    """path → sha256 of the frozen plan and inventory."""
+    return {path: digest for path, digest in content.files(frozen).items() if not path.startswith("playbooks/")}
 
 
 SSH_VARIABLES = (
@@ -210,6 +239,12 @@ class Change:
     @property
     def hosts(self) -> tuple[str, ...]:
         return tuple(self.meta["hosts"])
+
+    @property
+    def reviewed(self) -> Mapping[str, Mapping[str, Any]]:
+        """host → fingerprint that was reviewed; empty for a change that did not begin from a bundle."""
+        found: Mapping[str, Mapping[str, Any]] = self.meta.get("reviewed", {}).get("hosts", {})
+        return found
 
     @property
     def limits(self) -> Limits:
@@ -281,11 +316,16 @@ class LazyBodies(Mapping[str, Mapping[str, Any]]):
 
 
 def _same_content(meta: Mapping[str, Any], home: Path) -> None:
-    if content.digest(home / "frozen" / "playbooks") != meta["playbooks"]:
+    frozen = home / "frozen"
+    altered = [] if content.digest(frozen / "playbooks") == meta["playbooks"] else ["playbooks"]
+    if "files" in meta:  # absent in changes begun by early versions
+        was, now = meta["files"], _own_files(frozen)
+        altered += sorted(path for path in was.keys() | now.keys() if was.get(path) != now.get(path))
+    if altered:
         raise StaleError(
-            "the playbooks of this change were altered since it began",
-            where=str(home / "frozen" / "playbooks"),
-            remedy="put them back as they were, or begin a new change",
+            f"what this change froze was altered since it began: {', '.join(altered)}",
+            where=str(frozen),
+            remedy="put it back as it was, or begin a new change",
         )
 
 

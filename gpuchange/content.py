@@ -29,3 +29,20 @@ def digest(tree: Path) -> str:
     for path in sorted(p for p in tree.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
         total.update(str(path.relative_to(tree)).encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()
+
+
+def files(tree: Path) -> dict[str, str]:
+    """relative path → sha256 (hex) of every file below `tree`, byte-code left out."""
+    found = sorted(p for p in tree.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    return {p.relative_to(tree).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in found}
+
+
+def code() -> str:
+    """sha256 (hex) over gpuchange's own Python, the lab left out: a version number alone does not tell an edit."""
+    package = Path(__file__).resolve().parent
+    total = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        inside = path.relative_to(package)
+        if inside.parts[0] not in ("lab", "playbooks"):
+            total.update(f"{inside.as_posix()}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import selectors
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpuchange import confirming, locking, ssh
 from gpuchange.change import Change, Connection
+from gpuchange.checks import fingerprint
 from gpuchange.errors import BeforeChangeError
 from gpuchange.judging import Outcome, Situation, judge
 from gpuchange.observers import Observer
@@ -26,6 +28,7 @@ from gpuchange.states import Event, Kind, Status
 
 IN_FLIGHT = {Status.DOING, Status.LOOKING, Status.UNDOING, Status.UNDO_LOOKING}
 OWNER_ROLE = "owner_marker"
+STILL_AS_REVIEWED = {"preflight", "record", "seal"}  # the phases that look before this change alters the host itself
 TICK = 1.0
 
 
@@ -206,11 +209,13 @@ class Engine:
 
     def _start(self, start: Start) -> None:
         step = self.change.state.table.step(start.phase, start.provider)
+        moved = self._moved(step, start)
         attempt = self._new_attempt()
         kind = Kind.PROBING if start.tasks == "probe" else Kind.STARTED
         self._append([self._step_event(kind, host, step, start.direction, attempt=attempt) for host in start.hosts])
+        self._append([self._step_event(Kind.REJECTED, host, step, "do", data=moved[host]) for host in moved])
         provider, _ = self.change.provider(step.play(start.direction).phase, start.provider)
-        args = self._arguments(provider, step, start)
+        args = self._arguments(provider, step, replace(start, hosts=tuple(h for h in start.hosts if h not in moved)))
         if not args:
             return
         role_step = {"phase": start.phase, "provider": start.provider, "direction": _aimed(start)}
@@ -218,6 +223,20 @@ class Engine:
         play = self.player(request, self._artifacts())
         self.plays[play.fileno()] = (play, start)
         self._selector.register(play, selectors.EVENT_READ)
+
+    def _moved(self, step: Step, start: Start) -> dict[str, dict[str, Any]]:
+        """Hosts about to be taken out of service that are no longer as they were reviewed: a fresh look at each."""
+        reviewed, hosts = self.change.reviewed, self.change.state.hosts
+        asked = [host for host in start.hosts if host in reviewed and not hosts[host].out]
+        if not asked or not step.phase.takes_out or (start.direction, start.tasks) != ("do", "apply"):
+            return {}
+        found = {}
+        for item in self.probe(self.change.state.table.steps[0], asked):
+            if not isinstance(item, Reported):  # nobody answers: seal looks again before the host itself is changed
+                continue
+            if why := fingerprint.moved(reviewed[item.host], fingerprint.of(item.report)):
+                found[item.host] = {"why": f"not as reviewed: {'; '.join(why)}; left alone", "moved": list(why)}
+        return found
 
     def _arguments(self, provider: Provider, step: Step, start: Start) -> dict[str, dict[str, Any]]:
         """What each host's role is given. A host whose evidence does not suffice is held; the others go on."""
@@ -327,7 +346,12 @@ class Engine:
             was_silent=standing.silent,
             silence=standing.why,
             stopping=self.stopping,
+            reviewed=self._reviewed(start, host),
         )
+
+    def _reviewed(self, start: Start, host: str) -> Mapping[str, Any] | None:
+        looks = start.direction == "do" and start.phase in STILL_AS_REVIEWED
+        return self.change.reviewed.get(host) if looks else None
 
     def _checked(self, evidence: Evidence) -> Evidence:
         """Hosts are one machine-id, not a name: two names for one machine, or another machine under a name, fail."""

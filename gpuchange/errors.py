@@ -10,7 +10,9 @@ GpuchangeError                     exit code (design section 8)
 ├── RollbackFailed                  6  a rollback could not be proved
 ├── LockedError                     7  somebody else owns the change or the host
 ├── StaleError                      8  what was reviewed or recorded is no longer what is there
-│   └── VersionMismatch             8  another gpuchange version began this change
+│   ├── VersionMismatch             8  another gpuchange version began this change
+│   ├── NotApproved                 8  a bundle lacks approvals, or this one does not count
+│   └── TamperedError               8  an audit found a journal altered or damaged
 ├── JournalError                    5  the journal is damaged or contradicts itself
 │   └── IllegalTransition           5  an event that the transition table does not list
 └── LabError                        1  the lab cannot do what was asked
@@ -82,6 +84,14 @@ class StaleError(GpuchangeError):
 
 
 class VersionMismatch(StaleError):
+    pass
+
+
+class NotApproved(StaleError):
+    pass
+
+
+class TamperedError(StaleError):
     pass
 
 

@@ -170,11 +170,11 @@ class Journal:
         body: dict[str, Any] = json.loads(text)
         return body
 
-    def verify(self, anchor: Head | None = None) -> None:
+    def verify(self, anchor: Head | str | None = None) -> None:
         """Check meta, every event, every body. Raises JournalError that names the first bad row.
 
-        Events cut off at the end cannot be told from events never written, unless `anchor` (an earlier `head()`,
-        kept elsewhere) is given.
+        Events cut off at the end cannot be told from events never written, unless `anchor` (an earlier `head()` kept
+        elsewhere, or its hash alone) is given.
         """
         with _explained(self.path):
             verdict = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
@@ -182,15 +182,16 @@ class Journal:
             raise JournalError("the journal file is damaged", where=str(self.path), why=verdict, remedy=_RESTORE)
         if not isinstance(self._meta_text, str) or _genesis(self._meta_text) != self._genesis:
             raise self._bad("row 0 (the change's own data)", "does not match its hash")
-        heads, used = self._walk(anchor)
-        if anchor is not None and anchor not in heads:
-            raise self._bad(f"row {anchor[0]}", "is missing or differs from the head that was kept elsewhere")
+        held, used = self._walk(anchor)
+        if not held:
+            row = f"row {anchor[0]}" if isinstance(anchor, tuple) else "the row of the head"
+            raise self._bad(row, "is missing or differs from the head that was kept elsewhere")
         self._verify_bodies(used)
 
-    def _walk(self, anchor: Head | None) -> tuple[set[Head], set[str]]:
-        """Follow the chain; return the heads of interest and the body digests that were named."""
+    def _walk(self, anchor: Head | str | None) -> tuple[bool, set[str]]:
+        """Follow the chain; return whether it holds the anchor, and the body digests that were named."""
         seq, last = 0, self._genesis
-        heads: set[Head] = {(seq, last)}
+        held = anchor in (None, last, (seq, last))
         used: set[str] = set()
         for row in self._rows(0):
             seq += 1
@@ -200,9 +201,8 @@ class Journal:
                 raise self._bad(f"row {seq}", "does not match its hash: it was altered, moved or put in")
             if row[9]:
                 used.add(row[9])
-            if anchor and anchor[0] == seq:
-                heads.add((seq, last))
-        return heads, used
+            held = held or anchor in (last, (seq, last))
+        return held, used
 
     def _verify_bodies(self, used: set[str]) -> None:
         with _explained(self.path):

@@ -6,11 +6,13 @@ reports, failures, owner markers, unreachable and silent hosts, and what a probe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
+from gpuchange.checks import fingerprint
 from gpuchange.providers.contract import HostView, Provider
 from gpuchange.reports import Evidence, Failed, Report, Reported, Silent, Unreachable, Verdict
 from gpuchange.states import Kind
@@ -34,6 +36,7 @@ class Situation:
     was_silent: bool = False  # the intent now probed ended without a word
     silence: str = ""  # what was known of that silence
     stopping: bool = False  # the controller was told to stop; a stop of its whole service ends the plays as well
+    reviewed: Mapping[str, Any] | None = None  # what the host must still be, when that was reviewed and not yet changed
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,15 @@ def _reported(situation: Situation, evidence: Reported) -> Outcome:
         return _failed(situation, Failed(evidence.host, f"unreadable report: {field_name}: {first['msg']}"))
     probed = _probed(situation, report) if situation.tasks == "probe" else None
     outcome = probed or _verdict(situation, _ask(situation, report))
+    if moved := _moved(situation, evidence.report) if outcome.kind is Kind.ACCEPTED else ():
+        return Outcome(
+            Kind.HELD, {"why": f"not as reviewed: {'; '.join(moved)}", "moved": list(moved)}, evidence.report
+        )
     return Outcome(outcome.kind, {**outcome.data, **_flags(evidence.report)}, evidence.report)
+
+
+def _moved(situation: Situation, report: dict[str, Any]) -> tuple[str, ...]:
+    return fingerprint.moved(situation.reviewed, fingerprint.of(report)) if situation.reviewed else ()
 
 
 def _flags(report: dict[str, Any]) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def _host(
     as_wanted = _as_wanted(reports)
     return HostPreview(
         host=host,
-        versions=versions(plan, reports.get("record/host") or reports.get("preflight/host", {})),
+        versions=versions(resolved(plan, reports), reports.get("record/host") or reports.get("preflight/host", {})),
         steps=tuple(_step(plan, row, host, reports) for row in steps),
         problems=tuple(problems),
         as_wanted=as_wanted,
@@ -164,9 +164,20 @@ def _until_back(steps: Sequence[Row]) -> Sequence[Row]:
 
 def versions(plan: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[Version, ...]:
     """What the host has and the plan wants, for each component that either names. `record` is a body with facts."""
-    wanted, found = wanted_versions(plan), found_versions(record)
+    return compared(wanted_versions(plan), found_versions(record))
+
+
+def compared(wanted: Mapping[str, str], found: Mapping[str, str]) -> tuple[Version, ...]:
+    """`found` beside `wanted` (component → version), for each component that either names."""
     rows = (Version(name, found.get(name, ""), wanted.get(name, "")) for name in COMPONENTS)
     return tuple(row for row in rows if row.before or row.after)
+
+
+def resolved(plan: Mapping[str, Any], reports: Reports) -> Mapping[str, Any]:
+    """The plan with the versions that it leaves open as preflight chose them for this host."""
+    stack = plan.get("stack") or {}
+    chosen = reports.get(f"preflight/{stack.get('provider')}", {}).get("chosen") or {}
+    return {**plan, "stack": {**stack, **chosen}} if chosen else plan
 
 
 def wanted_versions(plan: Mapping[str, Any]) -> dict[str, str]:

@@ -8,6 +8,9 @@ import pytest
 THEMES = {
     "benchmark",
     "xid-detection",
+    "cuda-versions",
+    "open-vs-proprietary-module",
+    "fabric-manager",
     "plan-validation",
     "rollback",
     "resume",

@@ -208,7 +208,7 @@ class TestReading:
         with sqlite3.connect(directory / "journal.db") as database:
             database.execute("DROP TRIGGER events_stay")
             database.execute("UPDATE events SET host = 'gpu2' WHERE seq = 3")
-        assert main(["audit", "verify"]) == 5
+        assert main(["audit", "verify"]) == 8
         assert "row 3" in capsys.readouterr().err
 
 

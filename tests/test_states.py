@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError, astuple
 from itertools import product
 
 import pytest
@@ -71,3 +72,67 @@ def test_every_status_is_reached_and_every_held_one_can_be_answered() -> None:
     for status in (Status.HELD, Status.FAILED, Status.UNDO_HELD, Status.UNDO_FAILED):
         direction = "undo" if status in UNDO else "do"
         assert (status, direction, Kind.RETRY) in TRANSITIONS and (status, direction, Kind.MARKED) in TRANSITIONS
+
+
+def test_the_words_in_journals_on_disk_stay_what_they_are() -> None:
+    """A journal outlives the version that wrote it: renaming a word in the code must not rename it there."""
+    steps = "started probing accepted rejected again not_done lost held retry marked"
+    assert " ".join(Kind) == f"{steps} turned left created controller note ended"
+    forward = "pending doing waiting unsure looking done failed held"
+    back = "undoing undo_waiting undo_unsure undo_looking undone undo_failed undo_held"
+    assert " ".join(Status) == f"{forward} {back}"
+
+
+def test_an_event_says_nothing_that_it_was_not_told_and_cannot_be_changed() -> None:
+    event = Event(Kind.NOTE)
+    assert astuple(event) == (Kind.NOTE, "", "", "", "", "", {}, "", 0, "")
+    with pytest.raises(FrozenInstanceError):
+        event.host = "gpu1"  # type: ignore[misc]
+
+
+def test_a_transition_that_is_refused_names_both_ends_and_the_way_out() -> None:
+    event = Event(Kind.ACCEPTED, "gpu1", "stack", "apt", "undo", seq=7)
+    with pytest.raises(IllegalTransition, match=r"accepted \(undo\) does not follow pending") as caught:
+        after(Status.PENDING, event)
+    assert "gpuchange audit verify" in caught.value.remedy
+
+
+FORWARD = """
+pending started doing
+waiting started doing
+doing accepted done
+doing rejected failed
+doing again waiting
+doing held held
+doing lost unsure
+waiting rejected failed
+waiting held held
+unsure probing looking
+unsure held held
+looking accepted done
+looking rejected failed
+looking again waiting
+looking not_done pending
+looking held held
+looking lost unsure
+held retry unsure
+failed retry unsure
+held marked done
+failed marked done
+"""
+
+
+def test_old_journals_fold_as_they_did() -> None:
+    """Said a second time in plain words: a journal written under one table must fold alike under the next."""
+    expected = {(status, "do", kind): then for status, kind, then in map(str.split, FORWARD.split("\n")[1:-1])}
+    back = {"doing": "undoing", "done": "undone"}
+
+    def undo(word: str) -> str:
+        return back.get(word, f"undo_{word}")
+
+    for (status, _, kind), then in list(expected.items()):
+        if status != "pending":
+            # an undo that a probe finds not done is an undo to be played again
+            expected[undo(status), "undo", kind] = undo(then) if then != "pending" else "undo_waiting"
+    expected |= {(status, "undo", "started"): "undoing" for status in ("done", "failed", "held", "waiting")}
+    assert {key: str(then) for key, then in TRANSITIONS.items()} == expected

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gpuchange.checks import compatibility
 from gpuchange.checks import driver as driver_of
 from gpuchange.checks.snapshot import Snapshot, mapping
-from gpuchange.compat.floors import cudnn_mismatch, full_driver, too_old
-from gpuchange.compat.versions import compare
+from gpuchange.compat.floors import cudnn_mismatch
+from gpuchange.compat.resolver import answer
 
 Kind = Literal[
     "facts_missing", "not_root", "program", "low_space", "path", "mount", "no_gpu", "gpu_not_answering",
@@ -42,6 +43,13 @@ class Wish:
     services: tuple[str, ...] = ()
     driver: str | None = None
     cuda: str | None = None
+    cudnn: str | None = None
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions that the plan names."""
+        named = {"driver": self.driver, "cuda": self.cuda, "cudnn": self.cudnn}
+        return {part: version for part, version in named.items() if version}
 
 
 def objections(
@@ -126,20 +134,17 @@ def _baseline(facts: Mapping[str, Any], picture: Snapshot, _wish: Wish) -> Itera
         yield Objection("broken_dkms", trouble)
 
 
-def _compatible(_facts: Mapping[str, Any], picture: Snapshot, wish: Wish) -> Iterator[Objection]:
-    driver = wish.driver or picture.driver.userspace or picture.driver.loaded
-    cuda = wish.cuda or picture.cuda.active
-    why = too_old(driver, cuda) if wish.driver or wish.cuda else ""
-    if why:
-        yield Objection("incompatible", why)
-    full = full_driver(cuda) if cuda else None
-    if not why and driver and full and compare(driver, full) < 0:
-        yield Objection(
-            "note", f"driver {driver} runs CUDA {cuda} in minor-version compatibility; all of it from {full} on"
-        )
+def _compatible(facts: Mapping[str, Any], picture: Snapshot, wish: Wish) -> Iterator[Objection]:
+    wished = wish.versions
+    asked = compatibility.question(facts, picture, wished)
+    found = answer(asked)
+    for row in compatibility.against(found, wished):
+        yield Objection("incompatible", row.sentence())
+    for line in compatibility.worth_knowing(found, wished) if wished else ():
+        yield Objection("note", line)
     for name in sorted(picture.packages):
         built = re.fullmatch(r"libcudnn\d+-cuda-(\d+)", name)
-        clash = cudnn_mismatch(built[1], cuda) if built else ""
+        clash = cudnn_mismatch(built[1], asked.cuda) if built else ""
         if clash:
             yield Objection("note", f"{name}: {clash}")
 

@@ -25,8 +25,14 @@ def carry(directory: Path, reach: Connection, look: str) -> int:
     `look`: the command that shows the preview again once what stands in the way is mended.
     """
     if agreed(directory):
-        return running.run(directory, reach)
+        return running.run(directory, reach, _recheck)
     return running.run(directory, reach, lambda engine: preflighted(engine, look))
+
+
+def _recheck(engine: Engine) -> None:
+    from gpuchange.looking import still_as_reviewed
+
+    still_as_reviewed(engine)
 
 
 def agreed(directory: Path) -> bool:
@@ -38,9 +44,10 @@ def agreed(directory: Path) -> bool:
 
 def preflighted(engine: Engine, look: str) -> int | None:
     """Preflight, preview and question; None when the change may go on, else the exit code."""
-    from gpuchange.looking import before_change
+    from gpuchange.looking import before_change, still_as_reviewed
 
     looks = before_change(engine)
+    still_as_reviewed(engine)
     seen = show(engine.change.plan, looks, look)
     if looks.code:
         return looks.code

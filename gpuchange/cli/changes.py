@@ -17,7 +17,7 @@ from gpuchange.cli.words import clean, clock, duration
 from gpuchange.confirming import Confirmations
 from gpuchange.errors import UsageError
 from gpuchange.history import History
-from gpuchange.journal import Journal
+from gpuchange.journal import Head, Journal
 from gpuchange.locking import boot, holder
 from gpuchange.phases import PHASES
 from gpuchange.planner import State, Table, exit_code
@@ -135,10 +135,12 @@ def first_and_last(found: Change, host: str) -> tuple[dict[str, Any], dict[str, 
         return dict(journal.body(digests[0])), dict(journal.body(digests[-1]))
 
 
-def verify(directory: Path) -> tuple[int, str]:
-    """Recomputes the hash chain: (number of events, head digest). Raises JournalError where it breaks."""
+def verify(directory: Path, anchor: Head | str | None = None) -> Head:
+    """Recomputes the hash chain: (number of events, head digest). Raises JournalError where it breaks, or where it
+    does not hold `anchor`, a head (or its hash) that was kept elsewhere.
+    """
     with Journal.open(directory / JOURNAL, readonly=True) as journal:
-        journal.verify()
+        journal.verify(anchor)
         return journal.head()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gpuchange.cli import asking, changes, running, words
+from gpuchange.cli import asking, bundles, changes, running, words
 from gpuchange.cli.flags import ansible_flags, connection
 from gpuchange.cli.settings import common, current
 from gpuchange.errors import UsageError
@@ -27,7 +27,7 @@ def resume(change: str | None, **flags: Any) -> int:
     to shows it and asks first.
     """
     directory = changes.find(current().root, change)
-    return asking.carry(directory, connection(**flags), f"gpuchange resume {directory.name}")
+    return asking.carry(directory, bundles.bound(directory, connection(**flags)), f"gpuchange resume {directory.name}")
 
 
 @click.command()
@@ -48,8 +48,9 @@ def rollback(change: str | None, hosts: tuple[str, ...], **flags: Any) -> int:
     if unknown:
         raise UsageError(f"not in this change: {', '.join(unknown)}", remedy=f"gpuchange status {directory.name}")
     running.confirm(f"take {directory.name} back on {', '.join(hosts) or 'every host it has touched'}?")
+    reach = bundles.bound(directory, connection(**flags))
     orders.rollback(directory, list(hosts) or None)
-    return running.run(directory, connection(**flags), only_back=True)
+    return running.run(directory, reach, only_back=True)
 
 
 ANSWERS = ("retry", "done", "undo", "leave")

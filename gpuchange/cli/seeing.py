@@ -1,4 +1,4 @@
-"""Verbs that only read journals: status, list, show, audit. They need neither Ansible nor the hosts."""
+"""Verbs that only read journals: status, list, show. They need neither Ansible nor the hosts."""
 
 from __future__ import annotations
 
@@ -64,22 +64,3 @@ def show(change: str | None, host: str | None) -> None:
             words.say(words.as_json({"type": "event", **changes.event_fields(event)}))
         else:
             words.say(f"{event.seq:5}  {words.clock(event.at, day=True)}  {story.sentence(event)}")
-
-
-@click.group()
-def audit() -> None:
-    """Check the journal of a change."""
-
-
-@audit.command("verify")
-@click.argument("change", required=False)
-@common
-def audit_verify(change: str | None) -> None:
-    """Recompute the hash chain of CHANGE's journal (default: the latest); says where it was altered, if it was."""
-    directory = changes.find(current().root, change)
-    count, head = changes.verify(directory)
-    if current().json:
-        words.say(words.as_json({"type": "audit", "change": directory.name, "events": count, "head": head}))
-    else:
-        words.say(f"{directory.name}: {count} events, the chain is whole; its head is {head}")
-        words.say("keep the head elsewhere to notice later whether the newest events were cut off")

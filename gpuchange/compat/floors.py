@@ -1,36 +1,21 @@
-"""Which driver a CUDA toolkit needs: NVIDIA's published tables (tables.json, with sources) and the rules on them."""
+"""Which driver a CUDA toolkit needs, in one sentence: the short answers that checks ask for."""
 
 from __future__ import annotations
 
-import json
-from functools import cache
-from importlib.resources import files
-from typing import Any
-
+from gpuchange.compat.tables import floor_row, full_row
 from gpuchange.compat.versions import compare, parts
-
-
-@cache
-def tables() -> dict[str, Any]:
-    """All tables: {name: {source, rows}}."""
-    return dict(json.loads(files("gpuchange.compat").joinpath("tables.json").read_text("utf-8")))
 
 
 def driver_floor(cuda: str) -> str | None:
     """The oldest Linux driver on which programs of this CUDA version start at all; None when no table knows it."""
-    key = parts(cuda)
-    for row in tables()["cuda_driver_floor"]["rows"]:
-        wanted = tuple(int(part) for part in row["cuda"].split(".") if part.isdigit())
-        if key and key[: len(wanted)] == wanted:
-            return str(row["min_driver"])
-    return None
+    found = floor_row(cuda)
+    return found[0] if found else None
 
 
 def full_driver(cuda: str) -> str | None:
     """The oldest driver that came with a release of this toolkit: from there on every feature of it works."""
-    key = parts(cuda)
-    rows = [row for row in tables()["toolkit_driver"]["rows"] if key and parts(row["cuda"])[: len(key)] == key]
-    return str(min(rows, key=lambda row: parts(row["driver"]))["driver"]) if rows else None
+    row = full_row(cuda) or {}
+    return str(row["driver"]) if "driver" in row else None
 
 
 def too_old(driver: str | None, cuda: str | None) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 Key = tuple[int, ...]
 
 _NUMBERS = re.compile(r"\d{1,9}(?:\.\d{1,9}){0,7}")
 
 
+@lru_cache(maxsize=8192)
 def parts(version: str) -> Key:
     """The numeric components of the upstream part: `1:570.86.15-0ubuntu1` → (570, 86, 15). Empty when there is none.
 
@@ -31,3 +33,17 @@ def matches(wanted: str, found: str | None) -> bool:
     """Whether `found` is `wanted`, or a release of it: wanted 12.8 is met by 12.8.1, wanted 12.8.1 not by 12.8."""
     asked = parts(wanted)
     return bool(asked) and found is not None and parts(found)[: len(asked)] == asked
+
+
+def release(version: str) -> str:
+    """The first two components: 12.8.1 → 12.8."""
+    return ".".join(str(part) for part in parts(version)[:2])
+
+
+def text_of(key: Key) -> str:
+    return ".".join(str(part) for part in key)
+
+
+def successor(key: Key) -> Key:
+    """The first key after everything that begins with `key`: (9, 10, 2) → (9, 10, 3)."""
+    return (*key[:-1], key[-1] + 1)

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from gpuchange.checks.snapshot import Snapshot, mapping, parse
 from gpuchange.providers.contract import HostView
+from gpuchange.providers.types import OPEN
 from gpuchange.reports import Report
 
 SEAL, RECORD = "seal/host", "record/host"
@@ -76,10 +77,17 @@ def sealed(view: HostView) -> Mapping[str, Any]:
     return evidence(view, SEAL) or evidence(view, RECORD)
 
 
-def wanted(view: HostView) -> dict[str, str]:
-    """The versions that the plan asks for: driver, cuda, cudnn, container_toolkit, ... as far as it names them."""
+def asked(view: HostView) -> dict[str, str]:
+    """The versions that the plan asks for, as it writes them: driver, cuda, cudnn, ... or auto."""
     stack = section(view, "stack")
     return {key: str(value) for key, value in stack.items() if key in COMPONENTS and value}
+
+
+def wanted(view: HostView) -> dict[str, str]:
+    """The versions that this host shall have. What the plan leaves open is what preflight chose; absent before that."""
+    chosen = mapping(evidence(view, f"preflight/{section(view, 'stack').get('provider')}").get("chosen"))
+    found = {key: str(chosen.get(key, "")) if value == OPEN else value for key, value in asked(view).items()}
+    return {key: version for key, version in found.items() if version}
 
 
 COMPONENTS = ("driver", "cuda", "cudnn", "nccl", "fabric_manager", "container_toolkit")

@@ -9,6 +9,7 @@ through unchanged, so a model can be validated again from its own JSON form:
     Count      whole number (int)       written 3
     Number     number (float)           written 3 or 0.5
     Version    text                     written in quotes
+    VersionOrAuto  text                 written in quotes, or auto
     AbsPath, UnitName, HostPattern, Name, Text, Word   text, checked
     Argv       a command as a list of words; no shell
 
@@ -22,6 +23,9 @@ from typing import Annotated, Any, NoReturn
 
 from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+OPEN = "auto"
+"""What a plan writes for a version that preflight shall choose."""
 
 UNIT = "x-unit"
 """Key of a JSON schema that says which of the types above it describes; the plan's schema uses it and drops it."""
@@ -191,6 +195,10 @@ def _version(value: Any) -> Any:
     return text
 
 
+def _version_or_auto(value: Any) -> Any:
+    return OPEN if value == OPEN else _version(value)
+
+
 def _abs_path(value: str) -> str:
     text = _plain_text(value, "path")
     _no_template(text, "path")
@@ -306,6 +314,11 @@ Percent = Annotated[
 ]
 Version = Annotated[
     str, BeforeValidator(_version), _schema(r"^[0-9][A-Za-z0-9.+~:_-]*$", "Version, in quotes.", "12.8.1")
+]
+VersionOrAuto = Annotated[
+    str,
+    BeforeValidator(_version_or_auto),
+    _schema(r"^(auto|[0-9][A-Za-z0-9.+~:_-]*)$", "Version, in quotes; auto: the newest known to fit.", "12.8.1"),
 ]
 AbsPath = Annotated[str, AfterValidator(_abs_path), _schema(r"^/.*[^/\s]", "Absolute path, no `..`.", "/srv/models")]
 UnitName = Annotated[

@@ -12,7 +12,10 @@ description:
 options:
   mode: {type: str, choices: [probe, apply, undo], required: true, description: What to do.}
   owner: {type: dict, required: true, description: "change, controller, fence, reason, ticket"}
-  args: {type: dict, default: {}, description: "wanted: {component: version}, cuda_select"}
+  args:
+    type: dict
+    default: {}
+    description: "wanted: {component: version or auto}, fits: {component: ranges}, cuda_select"
   step: {type: dict, default: {}, description: "phase, provider, direction"}
 author: gpuchange
 """
@@ -70,7 +73,7 @@ def main() -> None:
     if why:
         body: dict[str, Any] = {"problems": ["package sources cannot be read: %s" % why]}
     else:
-        body = examine(apt, args["wanted"], bool(args.get("cuda_select")))
+        body = examine(apt, args["wanted"], bool(args.get("cuda_select")), args.get("fits") or {})
     shutil.rmtree(folder, ignore_errors=True)
     problems = body["problems"]
     finish(module, "not_done" if problems else "done", why="; ".join(problems), **body)

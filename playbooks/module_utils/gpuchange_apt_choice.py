@@ -236,7 +236,7 @@ def _fresh_driver(choice: Choice, version: str, offer: Offer) -> None:
 
 def _carry_over(choice: Choice, version: str, offer: Offer, old: Dict[str, str], number: str) -> None:
     """Each installed package of the driver → its counterpart in the wanted version."""
-    branch, main = version.partition(".")[0], _main_of(old)
+    branch, main = version.partition(".")[0], main_of(old)
     new_main = _renamed(main, number, version, branch)
     if not choice.take(offer, new_main, version):
         return
@@ -259,7 +259,7 @@ def _carry_over(choice: Choice, version: str, offer: Offer, old: Dict[str, str],
             choice.renamed[name] = new
 
 
-def _main_of(old: Dict[str, str]) -> str:
+def main_of(old: Dict[str, str]) -> str:
     """The metapackage that stands for the driver; the shortest name where there are several."""
     for pattern in MAIN_PATTERNS:
         found = sorted((name for name in old if re.fullmatch(pattern, name)), key=lambda name: (len(name), name))
@@ -292,11 +292,11 @@ def _cuda(choice: Choice, wanted: Dict[str, str], offer: Offer, installed: Insta
 
 def _cudnn(choice: Choice, wanted: Dict[str, str], offer: Offer, installed: Installed) -> None:
     major = wanted["cudnn"].partition(".")[0]
-    cuda_major = _cuda_major(wanted, installed)
-    if not cuda_major and int(major) >= 9:
+    built_for = cuda_major(wanted, installed)
+    if not built_for and int(major) >= 9:
         choice.problems.append("cudnn %s: which CUDA it is for is not known; name cuda in the plan" % wanted["cudnn"])
         return
-    main = "libcudnn%s-cuda-%s" % (major, cuda_major) if int(major) >= 9 else "libcudnn%s" % major
+    main = "libcudnn%s-cuda-%s" % (major, built_for) if int(major) >= 9 else "libcudnn%s" % major
     if not choice.take(offer, main, wanted["cudnn"]):
         return
     choice.mains["cudnn"] = main
@@ -306,7 +306,7 @@ def _cudnn(choice: Choice, wanted: Dict[str, str], offer: Offer, installed: Inst
             choice.take(offer, name, wanted["cudnn"], choice.install[main])
 
 
-def _cuda_major(wanted: Dict[str, str], installed: Installed) -> str:
+def cuda_major(wanted: Dict[str, str], installed: Installed) -> str:
     if wanted.get("cuda"):
         return wanted["cuda"].partition(".")[0]
     for pattern in (r"libcudnn\d+-cuda-(\d+)", r"cuda-toolkit-(\d+)-\d+"):

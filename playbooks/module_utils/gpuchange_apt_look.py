@@ -6,6 +6,7 @@ import glob
 import os
 from typing import Any, Dict, Iterable, List, Set, Tuple
 
+from ansible.module_utils.gpuchange_apt_auto import Ranges, close_open
 from ansible.module_utils.gpuchange_apt_choice import (
     DRIVER_FAMILY,
     Choice,
@@ -39,11 +40,16 @@ class Facts:
         self.driver = driver_state()
 
 
-def examine(apt: PrivateApt, wanted: Dict[str, str], cuda_select: bool = False) -> Dict[str, Any]:
-    """The preflight report's body: choice, transaction, what is in the way (problems) and worth knowing (findings)."""
+def examine(apt: PrivateApt, wanted: Dict[str, str], cuda_select: bool, fits: Dict[str, Ranges]) -> Dict[str, Any]:
+    """The preflight report's body: choice, transaction, what is in the way (problems) and worth knowing (findings).
+
+    `fits` has the versions that are known to fit, for each component that is wanted as "auto".
+    """
     facts = Facts()
     offer = apt.offer(_names_to_ask(apt.names(), facts.stack))
-    choice = choose(wanted, offer, facts.stack)
+    opened = close_open(wanted, fits, offer, facts.stack)
+    choice = choose(opened.wanted, offer, facts.stack)
+    choice.problems += opened.problems
     moves, why = apt.simulate(targets_of(choice.install, choice.remove)) if not choice.problems else ([], "")
     unknown = {move["name"] for move in moves} - set(offer.by_name)
     extra = {(record["name"], record["version"]): record for record in apt.records(unknown)}
@@ -55,6 +61,8 @@ def examine(apt: PrivateApt, wanted: Dict[str, str], cuda_select: bool = False) 
         "as_wanted": not problems and not moves and _driver_as_wanted(facts, choice) and not turn,
         "before": _component_versions(choice, facts.stack, facts.driver["loaded"]),
         "after": {part: upstream(choice.install[name]) for part, name in choice.mains.items()},
+        "chosen": opened.chosen,
+        "offered": opened.offered,
         "moves": moves,
         "transaction": _transaction(choice, moves),
         "reboot_needed": _reboot_needed(facts, choice, moves),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import glob
 import os
 import platform
 import shutil
@@ -11,7 +12,7 @@ import sys
 import time
 from typing import Any, Dict, Iterable, List, Optional
 
-from ansible.module_utils.gpuchange_look import PATH, read_text, run
+from ansible.module_utils.gpuchange_look import PATH, read_bytes, read_text, run
 
 UNIT_PATTERNS = ["nvidia-*", "nv-*", "dcgm*"]
 TIMERS = ["apt-daily.timer", "apt-daily-upgrade.timer", "unattended-upgrades.service"]
@@ -41,9 +42,18 @@ def system() -> Dict[str, Any]:
         "uid": os.geteuid(),
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "systemd": os.path.isdir("/run/systemd/system"),
+        "secure_boot": secure_boot(),
         "reboot_required": read_text("/run/reboot-required.pkgs", 4096).split(),
         "at": time.time(),
     }
+
+
+def secure_boot(variables: str = "/sys/firmware/efi/efivars") -> Optional[bool]:
+    """The firmware's own variable: four bytes of attributes, then the value. None where there is none (no UEFI)."""
+    for path in glob.glob(variables + "/SecureBoot-*"):
+        value = read_bytes(path, 8)
+        return value[4] == 1 if len(value) > 4 else None
+    return None
 
 
 def binaries(names: Iterable[str]) -> Dict[str, str]:

@@ -6,9 +6,14 @@ from typing import Any
 
 from pydantic import Field
 
-from gpuchange.checks.packages import Move, Transaction, component_lines, count_line
+from gpuchange.checks import compatibility
+from gpuchange.checks.packages import WORDS, Move, Transaction, component_lines, count_line
+from gpuchange.checks.snapshot import mapping, parse
+from gpuchange.compat.model import Question
+from gpuchange.compat.resolver import Open, answer
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
-from gpuchange.providers.facts import section, wanted
+from gpuchange.providers.facts import asked, evidence, section
+from gpuchange.providers.types import OPEN
 from gpuchange.reports import Report, Verdict, by_state
 
 
@@ -17,9 +22,14 @@ class AptPreflight(Params):
 
 
 class AptPreflightReport(Report):
-    """`before`, `after`: {component: version}. `problems` stand in the way, `findings` are worth knowing."""
+    """`before`, `after`: {component: version}. `problems` stand in the way, `findings` are worth knowing.
+
+    `chosen`: {component: version} of what the plan leaves open; `offered`: how many versions were chosen from.
+    """
 
     as_wanted: bool = False
+    chosen: dict[str, str] = Field(default_factory=dict)
+    offered: dict[str, int] = Field(default_factory=dict)
     before: dict[str, str] = Field(default_factory=dict)
     after: dict[str, str] = Field(default_factory=dict)
     moves: tuple[Move, ...] = ()
@@ -32,7 +42,24 @@ class AptPreflightReport(Report):
 
 
 def args(view: HostView, _mode: Mode) -> dict[str, Any]:
-    return {"wanted": wanted(view), "cuda_select": bool(section(view, "stack").get("cuda_select"))}
+    select = bool(section(view, "stack").get("cuda_select"))
+    left_open = open_parts(view)
+    found = {"wanted": asked(view), "cuda_select": select}
+    return {**found, "fits": compatibility.open_ranges(question(view), left_open)} if left_open else found
+
+
+def open_parts(view: HostView) -> tuple[Open, ...]:
+    """The components whose version the plan leaves to preflight."""
+    versions = asked(view)
+    parts: tuple[Open, ...] = ("driver", "cudnn")
+    return tuple(part for part in parts if versions.get(part) == OPEN)
+
+
+def question(view: HostView) -> Question:
+    """What the resolver is asked about this host, as far as the plan names versions."""
+    facts = mapping(evidence(view, "preflight/host").get("facts"))
+    named = {part: version for part, version in asked(view).items() if version != OPEN}
+    return compatibility.question(facts, parse(facts), named)
 
 
 def one_way(view: HostView, missing: tuple[str, ...]) -> str:
@@ -46,16 +73,31 @@ def judge(view: HostView, report: AptPreflightReport) -> Verdict:
     if report.state not in ("done", "not_done"):
         return by_state(report)
     irreversible = one_way(view, report.not_obtainable)
-    against = (*report.problems, *((irreversible,) if irreversible else ()))
-    if against:
-        return Verdict.reject("; ".join(against), report.findings)
-    return Verdict.accept(findings=report.findings)
+    against = (*report.problems, *((irreversible,) if irreversible else ()), *incompatible(view, report))
+    lines = (*choices(report), *report.findings)
+    return Verdict.reject("; ".join(against), lines) if against else Verdict.accept(findings=lines)
+
+
+def incompatible(view: HostView, report: AptPreflightReport) -> tuple[str, ...]:
+    """What the tables have against the chosen packages: now flavour, fabric manager and open versions are known."""
+    if report.problems or "incompatible" in (section(view, "preflight").get("accept") or ()):
+        return ()
+    chosen = compatibility.chosen_question(question(view), report.after, report.transaction.install)
+    return tuple(row.sentence() for row in compatibility.against(answer(chosen), tuple(report.after)))
+
+
+def choices(report: AptPreflightReport) -> tuple[str, ...]:
+    """`driver auto: 570.172.08, the newest of 4 offered that is known to fit`."""
+    return tuple(
+        f"{WORDS[part]} auto: {version}, the newest of {report.offered.get(part, 0)} offered that is known to fit"
+        for part, version in report.chosen.items()
+    )
 
 
 def preview(_view: HostView, report: AptPreflightReport) -> tuple[str, ...]:
     if report.as_wanted:
-        return ("already as wanted",)
-    lines = [*component_lines(report.before, report.after), count_line(report.moves)]
+        return (*choices(report), "already as wanted")
+    lines = [*choices(report), *component_lines(report.before, report.after), count_line(report.moves)]
     lines += [*report.problems, *report.findings]
     if report.not_obtainable:
         lines.append(f"no way back for {', '.join(report.not_obtainable)}")

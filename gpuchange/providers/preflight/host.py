@@ -69,6 +69,7 @@ def wish(view: HostView) -> Wish:
         services=tuple(services(view)),
         driver=versions.get("driver"),
         cuda=versions.get("cuda"),
+        cudnn=versions.get("cudnn"),
     )
 
 

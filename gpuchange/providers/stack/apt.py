@@ -12,18 +12,18 @@ from gpuchange.checks.snapshot import mapping
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
 from gpuchange.providers.facts import evidence, sealed
 from gpuchange.providers.preflight.apt import AptPreflightReport
-from gpuchange.providers.types import Duration, Version, refuse
+from gpuchange.providers.types import Duration, Version, VersionOrAuto, refuse
 from gpuchange.reports import Report, Verdict, by_state
 
 LONGEST_REBOOT_S = 1800.0
 
 
 class AptStack(Params):
-    """Exact versions, in quotes; what is not named stays as it is."""
+    """Exact versions, in quotes; what is not named stays as it is; auto: the newest offered one known to fit."""
 
-    driver: Version | None = Field(None, description="Driver version, for example 570.172.08.")
+    driver: VersionOrAuto | None = Field(None, description="Driver version, for example 570.172.08, or auto.")
     cuda: Version | None = Field(None, description="CUDA toolkit version; toolkits of other releases stay beside it.")
-    cudnn: Version | None = Field(None, description="cuDNN version.")
+    cudnn: VersionOrAuto | None = Field(None, description="cuDNN version, or auto.")
     nccl: Version | None = Field(None, description="NCCL version.")
     container_toolkit: Version | None = Field(None, description="NVIDIA container toolkit version.")
     deadline: Duration = Field(3000, description="How long one package transaction may take.")
