@@ -298,6 +298,7 @@ def test_a_known_end_is_the_only_thing_that_refuses_a_newer_branch() -> None:
         ({"gpu": ["H100"], "cuda": "13.0", "driver": "580.95.05"}, "cudnn", "9.17.0"),
         ({"gpu": ["B200"], "cuda": "12.6"}, "cudnn", "9.17.0"),
         ({"cuda": "13.0", "gpu": ["K80"]}, "cudnn", ""),
+        ({"gpu": ["H100", "Zebra"]}, "driver", ""),
     ],
 )
 def test_the_newest_that_fits(question: dict[str, Any], part: Open, chosen: str) -> None:

@@ -196,3 +196,10 @@ def test_a_collector_that_fails_costs_its_own_fact_only(state: Path, monkeypatch
     monkeypatch.setattr(gpu, "pci", broken)
     report = facts("apply")["report"]
     assert report["errors"] == {"pci": "OSError: bus error"} and "smi" in report["facts"]
+
+
+@pytest.mark.parametrize(("value", "on"), [(b"\6\0\0\0\1", True), (b"\6\0\0\0\0", False), (b"\6\0", None)])
+def test_secure_boot_is_the_firmwares_own_word(tmp_path: Path, value: bytes, on: bool | None) -> None:
+    assert host_facts.secure_boot(str(tmp_path)) is None
+    (tmp_path / "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c").write_bytes(value)
+    assert host_facts.secure_boot(str(tmp_path)) is on

@@ -188,8 +188,10 @@ def _modules_on_disk(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _loaded(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Equal version numbers are not equal drivers: the module's flavour belongs to it."""
     driver = driver_of.parse(facts, None, None)
-    return {"driver": driver.loaded, **driver.loaded_modules}
+    flavour = {True: ", open module", False: "", None: ""}[driver.open_module]
+    return {"driver": driver.loaded and driver.loaded + flavour, **driver.loaded_modules}
 
 
 def _cuda(facts: Mapping[str, Any]) -> dict[str, Any]:

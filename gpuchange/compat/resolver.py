@@ -83,8 +83,15 @@ Range = tuple[str, str]
 
 
 def fits(question: Question, part: Open, version: str) -> bool:
-    """Whether putting `version` in for the open part is known to fit: no rule refuses or doubts more than without."""
-    return _against(question, part, version) <= _against(question, part, "")
+    """Whether putting `version` in for the open part is known to fit: no rule refuses or doubts more than without.
+
+    Nothing is known to fit a card that the tables do not have.
+    """
+    return _cards_known(question) and _against(question, part, version) <= _against(question, part, "")
+
+
+def _cards_known(question: Question) -> bool:
+    return all(card.architecture for card in question.cards)
 
 
 def _against(question: Question, part: Open, version: str) -> Counter[str]:
@@ -116,7 +123,8 @@ def ranges(question: Question, part: Open) -> tuple[Range, ...]:
     """
     points = marks(part)
     without = _against(question, part, "")
-    good = [_against(question, part, text_of(point)) <= without for point in points]
+    known = _cards_known(question)
+    good = [known and _against(question, part, text_of(point)) <= without for point in points]
     found: list[Range] = []
     for at, point in enumerate(points):
         if good[at] and not (at and good[at - 1]):

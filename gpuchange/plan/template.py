@@ -44,6 +44,7 @@ preflight: {min_free: 2GiB}
 
 baseline: {mode: best_effort}              # required | best_effort | skip
 change: []                                 # nothing but the stack
+# driver: auto, cudnn: auto: the newest that the host's package sources offer and that is known to fit its cards.
 stack: {provider: apt, driver: "570.172.08", cuda: "12.8.1", cudnn: "9.8.0", container_toolkit: "1.17.8"}
 verify: {tolerance: 5%}
 watch: {for: 30s}
