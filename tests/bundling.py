@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -88,6 +89,12 @@ class Desk:
 
     def run(self, *arguments: str) -> int:
         return main(["--state-dir", str(self.state), *arguments])
+
+    def fresh(self) -> None:
+        """The fleet and the state directory as they were at first."""
+        fleet = Fleet()
+        vars(self.fleet).update(vars(fleet))
+        shutil.rmtree(self.state, ignore_errors=True)
 
     def plan(self, name: str = "b", *more: str) -> Path:
         """A bundle made by `gpuchange plan -o`."""

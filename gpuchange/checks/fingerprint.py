@@ -8,9 +8,11 @@ from typing import Any
 from gpuchange.checks.snapshot import mapping, parse, rows
 
 Fingerprint = dict[str, str | dict[str, str]]
-"""Key → text, or (for "cards" and "packages") slot → GPU UUID and package → version that it would get."""
+"""Key → text; "cards": slot → GPU UUID; "installed": package of the GPU stack → version; "packages": package → version
+that it would get.
+"""
 
-_NESTED = {"cards": "card at {}", "packages": "package {} to become"}
+_NESTED = {"cards": "card at {}", "installed": "package {}", "packages": "package {} to become"}
 _HINTS = {"boot-id": " (it was rebooted)", "machine-id": " (it is another machine)"}
 
 
@@ -45,6 +47,7 @@ def _of_facts(facts: Mapping[str, Any]) -> Fingerprint:
         "CUDA": seen.cuda.active or "",
         "cuDNN": seen.cudnn.version or "",
         "container toolkit": seen.container_toolkit or "",
+        "installed": dict(seen.packages),
         "cards": {card.bus_id: card.uuid or "" for card in seen.cards},
     }
 

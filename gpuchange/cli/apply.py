@@ -58,7 +58,7 @@ def apply(plan_path: Path, dry_run: bool, **flags: Any) -> int:
     """
     asked, reach = bundles.policy(flags), connection(**flags)
     if dry_run:
-        return looked(plan_path, reach)[1]
+        return looked(plan_path, reach, asked=asked)[1]
     if bundles.is_bundle(plan_path):
         return bundles.apply(plan_path, reach, asked)
     bundles.refuse_plan(plan_path, asked)
@@ -85,7 +85,12 @@ def verify(plan_path: Path, **flags: Any) -> int:
     return code or (1 if different else 0)
 
 
-def looked(plan_path: Path, reach: Connection, order: bundles.Order | None = None) -> tuple[Preview, int]:
+def looked(
+    plan_path: Path,
+    reach: Connection,
+    order: bundles.Order | None = None,
+    asked: bundles.Policy = bundles.NONE_REQUIRED,
+) -> tuple[Preview, int]:
     """Looks at the hosts, prints the preview and returns it with the exit code of looking (0 = nothing in the way).
 
     Preflight and every probe, in a change that lives in a temporary directory; `order` keeps it as a bundle.
@@ -95,7 +100,7 @@ def looked(plan_path: Path, reach: Connection, order: bundles.Order | None = Non
     if bundles.is_bundle(plan_path):
         if order:
             raise UsageError("-o makes a bundle of a plan, not of a bundle", where=str(plan_path), remedy="name a plan")
-        return bundles.look(plan_path, reach)
+        return bundles.look(plan_path, reach, asked)
     from gpuchange import change
     from gpuchange.engine import Engine
     from gpuchange.looking import look

@@ -36,6 +36,7 @@ class Policy:
     allowed: Path | None = None
 
 
+NONE_REQUIRED = Policy()
 _MAKING = (
     click.option("-o", "--out", type=FILE, metavar="FILE", help="Keep what was seen as a bundle, to be applied later."),
     click.option("--expires", default="24h", show_default=True, metavar="TIME", help="How long the bundle holds."),
@@ -163,13 +164,13 @@ def refuse_plan(path: Path, asked: Policy) -> None:
         )
 
 
-def look(path: Path, given: Connection) -> tuple[Preview, int]:
+def look(path: Path, given: Connection, asked: Policy) -> tuple[Preview, int]:
     """Whether the bundle could be applied now: everything compared, the preview shown, no record left."""
     from gpuchange import reviewed
     from gpuchange.engine import Engine
     from gpuchange.looking import before_change, still_as_reviewed
 
-    found, reach = _opened(path, given)
+    found, reach, _ = _opened(path, given, asked)
     with tempfile.TemporaryDirectory(prefix="gpuchange-look-") as scratch:
         engine = Engine(reviewed.scratch_change(Path(scratch), found, given.vault_ids), reach)
         try:
@@ -183,10 +184,9 @@ def look(path: Path, given: Connection) -> tuple[Preview, int]:
 
 def apply(path: Path, given: Connection, asked: Policy) -> int:
     """Carry the bundle out, once, if nothing has moved. Raises StaleError, NotApproved, UsageError."""
-    from gpuchange import approvals, reviewed
+    from gpuchange import reviewed
 
-    found, reach = _opened(path, given)
-    checked = approvals.require(found, asked.number, asked.allowed)
+    found, reach, checked = _opened(path, given, asked)
     _tell(checked)
     root, counting = current().root, [{"as": one.name, "key": one.key} for one in checked if not one.why]
     home = reviewed.apply_once(root, found, given.vault_ids, counting)
@@ -198,14 +198,16 @@ def apply(path: Path, given: Connection, asked: Policy) -> int:
         raise
 
 
-def _opened(path: Path, given: Connection) -> tuple[Bundle, Connection]:
-    from gpuchange import bundle, drift, reviewed
+def _opened(path: Path, given: Connection, asked: Policy) -> tuple[Bundle, Connection, list[Checked]]:
+    """Approvals come first: an inventory is code, and only reading it may run that."""
+    from gpuchange import approvals, bundle, drift, reviewed
 
     found = bundle.read(path)
+    checked = approvals.require(found, asked.number, asked.allowed)
     reach = reviewed.connection(found, given)
     for notice in drift.refuse_if_stale(found, current().root, given.vault_ids):
         words.warn(f"inventory: {words.clean(notice)}")
-    return found, reach
+    return found, reach, checked
 
 
 def _tell(checked: list[Checked]) -> None:
