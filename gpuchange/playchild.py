@@ -33,14 +33,21 @@ def unsafe(value: Any) -> Any:
     return value
 
 
+def _items(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The results of a loop. A module may return anything under this name as well."""
+    found = result.get("results")
+    return [item if isinstance(item, dict) else {} for item in found] if isinstance(found, list) else []
+
+
 def merged(result: Mapping[str, Any]) -> dict[str, Any] | None:
     """The report in a task result; a loop's reports become one: its state is the worst, `parts` holds each."""
     if isinstance(result.get("report"), dict):
         return dict(result["report"])
-    parts = [item["report"] for item in result.get("results", []) if isinstance(item.get("report"), dict)]
-    if not parts or len(parts) != len(result.get("results", [])):
+    items = _items(result)
+    parts = [item["report"] for item in items if isinstance(item.get("report"), dict)]
+    if not parts or len(parts) != len(items):
         return None
-    worst = min(parts, key=lambda part: WORST.index(part["state"]) if part.get("state") in WORST else 0)
+    worst = min(parts, key=lambda part: WORST.index(part["state"]) if str(part.get("state")) in WORST else 0)
     return {
         "state": worst.get("state"),
         "why": worst.get("why", ""),
@@ -51,7 +58,7 @@ def merged(result: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _culprit(result: Mapping[str, Any]) -> Mapping[str, Any]:
     """Of a loop, the item that went wrong; else the result itself."""
-    wrong = [item for item in result.get("results", []) if item.get("failed") or item.get("unreachable")]
+    wrong = [item for item in _items(result) if item.get("failed") or item.get("unreachable")]
     return wrong[0] if wrong else result
 
 
@@ -87,7 +94,8 @@ def _garbled(result: Mapping[str, Any]) -> bool:
 def _where(data: Mapping[str, Any], host: str) -> str:
     """The machine that spoke: the delegate of the (failing) item, else the host."""
     source = _culprit(data.get("res") or {})
-    delegated = source.get("_ansible_delegated_vars") or {}
+    vars_ = source.get("_ansible_delegated_vars")
+    delegated = vars_ if isinstance(vars_, dict) else {}
     name = delegated.get("ansible_delegated_host") or (source.get("item") if source.get("unreachable") else None)
     return name if isinstance(name, str) else host
 

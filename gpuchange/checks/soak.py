@@ -46,7 +46,10 @@ class Limits:
 
 def readings(said: Mapping[str, Any]) -> tuple[tuple[Reading, ...], str]:
     """The cards that answered and, if nvidia-smi did not answer for all, what it said."""
-    rows = [[cell.strip() for cell in row] for row in csv.reader(str(said.get("out") or "").splitlines())]
+    try:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(str(said.get("out") or "").splitlines())]
+    except csv.Error as error:
+        return (), f"what nvidia-smi said cannot be read: {error}"
     cards = tuple(_reading(row) for row in rows if len(row) == len(QUERY) and row[1].startswith("GPU-"))
     if said.get("hung"):
         return cards, "nvidia-smi hangs"

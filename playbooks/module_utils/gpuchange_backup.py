@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -191,6 +192,28 @@ def check_target(paths: List[str], to: str) -> None:
     inside = [path for path in paths if (os.path.realpath(to) + "/").startswith(os.path.realpath(path) + "/")]
     if inside:
         raise Refused("%s lies inside of what it shall hold: %s" % (to, inside[0]))
+    check_alone(os.path.realpath(to))
+
+
+def refuse_links(places: List[str]) -> None:
+    linked = [place for place in places if os.path.islink(place)]
+    if linked:
+        raise Refused("%s is a link: the copies would land elsewhere; remove it" % linked[0])
+
+
+def check_alone(to: str) -> None:
+    """Nobody but root may put a link in the way of the copies: not in `to`, and not by renaming what is above it."""
+    place = to
+    while True:
+        status = os.stat(place)
+        if status.st_uid not in (0, os.geteuid()):
+            raise Refused("%s belongs to uid %d, who could lead the copies elsewhere" % (place, status.st_uid))
+        sticky = place != to and status.st_mode & stat.S_ISVTX
+        if status.st_mode & stat.S_IWOTH and not sticky:
+            raise Refused("everybody may write to %s and could lead the copies elsewhere: chmod o-w it" % place)
+        if place == "/":
+            return
+        place = os.path.dirname(place)
 
 
 # ------------------------------------------------------------------------------------------- copying, reading back
@@ -268,6 +291,7 @@ def make_set(job: Job) -> Dict[str, Any]:
     to, paths = job["to"], _real(checked_paths(job))
     job = dict(job, paths=paths)
     check_target(paths, to)
+    to = job["to"] = os.path.realpath(to)
     last = last_set(to, job["name"])
     check_sources(paths, last)
     wanted = estimate(paths, job.get("exclude", []), last)
@@ -275,6 +299,7 @@ def make_set(job: Job) -> Dict[str, Any]:
     check_room(to, wanted)
     final = os.path.join(to, job["name"])
     partial = final + ".partial"
+    refuse_links([final, partial, partial + "/tree"])
     os.makedirs(partial + "/tree", mode=0o700, exist_ok=True)
     began = time.time()
     found, vanished = settle(job, partial, last)

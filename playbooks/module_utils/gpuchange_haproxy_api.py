@@ -105,7 +105,10 @@ def _sockets_beside(path: str) -> List[str]:
 
 
 def _stat_rows(text: str) -> List[Dict[str, str]]:
-    rows = csv.DictReader(io.StringIO(text.lstrip("# ")))
+    try:
+        rows = list(csv.DictReader(io.StringIO(text.lstrip("# "))))
+    except csv.Error as error:
+        raise HaproxyError("HAProxy's statistics cannot be read: %s" % error)
     return [{str(key): value or "" for key, value in row.items()} for row in rows if row.get("type") == "2"]
 
 
@@ -219,10 +222,13 @@ def _established(table: str) -> Iterator[Tuple[Tuple[str, int], str]]:
 def endpoint(text: str) -> Tuple[str, int]:
     """`0100007F:1F90` of /proc/net/tcp as ("127.0.0.1", 8080); the kernel prints addresses as host-order words."""
     address, _, port = text.partition(":")
-    raw = b"".join(bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8))
-    if len(raw) == 16 and raw[:12] == b"\0" * 10 + b"\xff\xff":
-        raw = raw[12:]
-    return socket.inet_ntop(socket.AF_INET6 if len(raw) == 16 else socket.AF_INET, raw), int(port, 16)
+    try:
+        raw = b"".join(bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8))
+        if len(raw) == 16 and raw[:12] == b"\0" * 10 + b"\xff\xff":
+            raw = raw[12:]
+        return socket.inet_ntop(socket.AF_INET6 if len(raw) == 16 else socket.AF_INET, raw), int(port, 16)
+    except ValueError:
+        raise HaproxyError("the kernel's table of connections cannot be read: %r" % text[:60])
 
 
 def reaches(address: str, port: int, timeout_s: float = 2.0) -> Optional[str]:

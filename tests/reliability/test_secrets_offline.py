@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from test_player import build, request
 
 from gpuchange import clear_secrets, player
@@ -20,16 +19,15 @@ from gpuchange.cli.flags import connection
 from gpuchange.errors import GpuchangeError, InventoryError, PlanError, UsageError
 from gpuchange.frozen import freeze
 from gpuchange.plan import load, loads
-from gpuchange.reports import Evidence, Failed, Reported
+from gpuchange.reports import Failed, Reported
 from reliability.figures import Effort, Figures, Row
+from reliability.material import GOOD, as_text, evidence, put, text_positions
 
 ROW = Row(
     "A secret in clear is refused before anything is kept, and a password that was typed lies in no file",
     peer="ansible-runner: extra variables and the whole environment are written to files below its directory",
     source="ansible-runner 2.4.3 env/extravars, artifacts/*/command",
 )
-CASES = Path(__file__).parents[1] / "cases"
-GOOD = sorted((CASES / "plan_good").glob("*.yaml"))
 CANARY = "kanarie-5d1f80c2"
 CLEAR = {
     "a URL": f"https://ops:{CANARY}@images.example/x",
@@ -44,34 +42,12 @@ CLEAR = {
 REFERENCES = ("--password-file=/etc/gpuchange/pw", "token=$TOKEN", "https://images.example/x", "--token=@/etc/token")
 
 
-def text_positions(data: object, path: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
-    """The paths of all strings in plan data."""
-    if isinstance(data, str):
-        yield path
-    for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
-        yield from text_positions(value, (*path, key))
-
-
-def put(data: object, path: tuple[object, ...], value: object) -> str:
-    """Plan text with another value at `path`."""
-    copy = json.loads(json.dumps(data))
-    place = copy
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return yaml.safe_dump(copy, sort_keys=False, allow_unicode=True)
-
-
 def refused(text: str) -> PlanError | None:
     try:
         loads(text, "plan.yaml")
     except PlanError as error:
         return error
     return None
-
-
-def as_text(path: Path) -> object:
-    return yaml.load(path.read_text(), Loader=yaml.BaseLoader)
 
 
 def test_a_secret_in_clear_is_refused_wherever_it_stands_and_not_repeated(effort: Effort, figures: Figures) -> None:
@@ -195,16 +171,6 @@ def of_processes(attempt: str) -> Iterator[tuple[str, bytes]]:
                 yield f"/proc/{pid}/{name}", Path(f"/proc/{pid}/{name}").read_bytes()
             except OSError:
                 continue
-
-
-def evidence(play: player.Play) -> list[Evidence]:
-    import select
-
-    found: list[Evidence] = []
-    while not play.ended:
-        select.select([play], [], [], 60)
-        found += play.evidence()
-    return found
 
 
 @pytest.mark.parametrize("tasks", ["become", "refusing"])
