@@ -42,11 +42,11 @@ preflight: {min_free: 2GiB}
 # drain:
 #   - {provider: haproxy, balancers: [loadbalancers], backend: gpu, socket: /run/haproxy/admin.sock, timeout: 5m}
 
-baseline: {mode: best_effort}              # required | best_effort | skip
+baseline: {mode: best_effort}              # required | best_effort | skip; command and metrics: your own benchmark
 change: []                                 # nothing but the stack
 # driver: auto, cudnn: auto: the newest that the host's package sources offer and that is known to fit its cards.
 stack: {provider: apt, driver: "570.172.08", cuda: "12.8.1", cudnn: "9.8.0", container_toolkit: "1.17.8"}
-verify: {tolerance: 5%}
+verify: {tolerance: 5%}                    # stress: 60s loads all cards at once before the host serves again
 watch: {for: 30s}
 """
 

@@ -25,8 +25,8 @@ def host(fresh_hosts: Lab) -> Host:
     made = fresh_hosts.host("gpu1")
     package = made.root / TESTER.lstrip("/") / "ansible/module_utils"
     package.mkdir(parents=True)
-    for name in ("gpuchange_cuda.py", "gpuchange_cuda_driver.py", "gpuchange_child.py"):
-        shutil.copy(UTILS / name, package)
+    for name in ("bench", "cuda", "cuda_driver", "child", "look"):
+        shutil.copy(UTILS / f"gpuchange_{name}.py", package)
     made.run(["systemctl", "disable", "--now", "modelserver.service"])
     made.run(["apt-get", "-q", "update"])
     return made
@@ -34,7 +34,9 @@ def host(fresh_hosts: Lab) -> Host:
 
 def measured(host: Host, what: str, deadline_s: float = 35) -> dict[str, Any]:
     call = f"{what}_test({deadline_s})"
-    script = f"import json; from ansible.module_utils.gpuchange_cuda import *; print(json.dumps({call}))"
+    place = {"function": "cuda", "bench": "bench"}[what]
+    imports = f"import json; from ansible.module_utils.gpuchange_{place} import *"
+    script = f"{imports}; print(json.dumps({call}))"
     return dict(json.loads(host.run(["env", f"PYTHONPATH={TESTER}", "python3", "-B", "-c", script])))
 
 
