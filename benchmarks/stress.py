@@ -2,8 +2,8 @@
 
     python benchmarks/stress.py [--seconds 4] [--rounds 3]
 
-With a card and its driver on this machine they are used; else the lab's stand-in of libcuda, compiled on the spot, which
-copies and computes for real on the processor. Bare and watched runs take turns, and the medians are compared:
+With a card and its driver on this machine they are used; else the lab's stand-in of libcuda, compiled on the spot,
+which copies and computes for real on the processor. Bare and watched runs take turns, and the medians are compared:
 
     stress       rounds a second of one card: its bare loop / the same under stress_test (child, progress, nvidia-smi)
     benchmark    wall time of the samples of one metric: through the harness / the bare calls alone
@@ -35,7 +35,7 @@ from ansible.module_utils import gpuchange_cuda_driver as cuda
 from ansible.module_utils import gpuchange_stress as stress
 
 MOST = 1.10
-CARD = "gpu 0 GPU-857e9af9-ea7a-481c-ad34-dc36cc629378 0000:1b:00.0 85520809984 9 0 0 0 1.0 1.0 0 NVIDIA H100 80GB HBM3\n"
+CARD = "gpu 0 GPU-857e9af9-ea7a-481c-ad34-dc36cc629378 0000:1b:00.0 85520809984 9 0 0 0 1.0 1.0 0 NVIDIA H100\n"
 SOURCES = ROOT / "gpuchange" / "lab" / "gpu" / "src"
 
 

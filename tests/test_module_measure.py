@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,9 +13,12 @@ from typing import Any
 
 import hostcode
 import pytest
+from ansible.module_utils import gpuchange_child as child
 from ansible.module_utils import gpuchange_host as host
 from ansible.module_utils import gpuchange_torch as torch
 from ansible.module_utils import gpuchange_unit as unit
+
+from gpuchange.waiting import wait_until
 
 STEP = {"phase": "baseline", "provider": "gpu", "direction": "do"}
 
@@ -88,6 +94,19 @@ def test_work_that_is_lost_again_and_again_is_given_up(root: Path) -> None:
     assert "cut short 3 times" in said
 
 
+def test_going_back_ends_what_is_still_measured(root: Path) -> None:
+    measuring = importlib.import_module("ansible.module_utils.gpuchange_measuring")
+    argv = counting(root, "sleep 0.3")
+    assert play("apply", argv, wait_s=0)["state"] == "running"
+    wait_until((root / "runs").exists, timeout=20, what="the first run")
+    module = type("Module", (), {"params": {"owner": hostcode.OWNER}})()
+    assert measuring.end_measuring(module) == ""
+    runs = len((root / "runs").read_text())
+    assert runs < 4, "it went on to the end"
+    assert play("probe", argv)["why"].startswith("the measuring program ended with 1: it was told to end")
+    assert measuring.end_measuring(module) == ""  # twice is once
+
+
 def test_a_command_that_fails_is_not_run_again_and_its_words_are_kept(root: Path) -> None:
     report = play("apply", counting(root, "echo no memory >&2; exit 3"))
     (run,) = report["command"]["runs"]
@@ -121,3 +140,29 @@ def test_python_without_torch_is_said_and_not_used() -> None:
         pytest.skip("this Python has a PyTorch that sees cards")
     assert found["why"].startswith("PyTorch")
     assert torch.nccl(found, 8, lambda _text: None) is None
+
+
+@pytest.fixture(scope="module")
+def with_torch() -> str:
+    """An interpreter that has PyTorch, with or without cards."""
+    python = os.environ.get("GPUCHANGE_TEST_TORCH") or sys.executable
+    if subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode:
+        pytest.skip("no PyTorch here; GPUCHANGE_TEST_TORCH may name a Python that has it")
+    return python
+
+
+def test_torch_carries_the_load_and_speaks_as_our_own_children_do(with_torch: str) -> None:
+    pid, reader = torch.start({"python": with_torch}, 0, 1.0, device="cpu", size=128)
+    data = b"".join(iter(lambda: os.read(reader, 65536), b""))
+    os.close(reader)
+    said = child.conclude(pid, child.parse(data), True, 5)
+    assert said["ok"] and said["rounds"] > 0, said
+
+
+def test_an_all_reduce_is_right_on_every_rank(with_torch: str) -> None:
+    assert torch.collective(with_torch, "gloo", 2) == {"ok": True, "why": ""}
+
+
+def test_an_all_reduce_that_cannot_be_is_said(with_torch: str) -> None:
+    said = torch.collective(with_torch, "no-such-backend", 2)
+    assert not said["ok"] and said["why"]

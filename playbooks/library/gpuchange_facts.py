@@ -11,6 +11,7 @@ description:
     waited for beyond its deadline; one that hangs is reported as hung.
   - With args.manifest it makes (or attaches to) the hash manifest as a host unit, and reports running until it ended.
   - With args.function it tests the cards through the CUDA driver API.
+  - mode undo first ends what this change still measures on the host.
   - mode probe collects the facts only and leaves no trace on the host.
 options:
   mode: {type: str, choices: [probe, apply, undo], required: true, description: What to do.}
@@ -47,6 +48,7 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
     owned,
 )
 from ansible.module_utils.gpuchange_manifest import manifest_unit  # noqa: E402
+from ansible.module_utils.gpuchange_measuring import end_measuring  # noqa: E402
 from ansible.module_utils.gpuchange_packages import packages_snapshot  # noqa: E402
 
 MANIFEST_WAIT_S = 10.0
@@ -116,6 +118,11 @@ def main() -> None:
     args = args_of(module)
     if args.get("guard"):
         guard(module)
+    if mode_of(module) == "undo":
+        with owned(module):
+            unit = end_measuring(module)
+        if unit:
+            finish(module, "running", why="%s is told to end" % unit)
     manifest = None
     backup = final_backup(module, args.get("backup"))
     if args.get("manifest") and mode_of(module) != "probe":

@@ -57,6 +57,7 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
     state_path,
     write_atomic,
 )
+from ansible.module_utils.gpuchange_measuring import STEP, stop_path  # noqa: E402
 from ansible.module_utils.gpuchange_unit import forget_unit, host_unit, install_script, unit_name, unit_state  # noqa: E402
 
 PARTS = (
@@ -72,7 +73,6 @@ PARTS = (
     gpuchange_torch,
 )
 WORKS = ("bench", "command", "stress")
-STEP = "measure"
 START = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -94,6 +94,7 @@ class Job:
         self.unit = unit_name(module, STEP)
         stem = "%s-%s" % (phase_of(module), STEP)
         self.job, self.out, self.progress = (state_path(module, stem + end) for end in (".job", ".result", ".progress"))
+        self.stop = stop_path(module, phase_of(module))
 
     @property
     def kept(self) -> Dict[str, Any]:
@@ -110,13 +111,13 @@ class Job:
 
     def begin(self, lost: int) -> None:
         state_dir(self.module)
-        for path in (self.out, self.progress):
+        for path in (self.out, self.progress, self.stop):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         forget_unit(self.unit)
         works = {name: self.asked[name] for name in WORKS if name in self.asked}
         kept = {"asked": self.asked, "boot_id": boot_id(), "lost": lost}
-        write_atomic(self.job, dict(works, out=self.out, progress=self.progress, kept=kept))
+        write_atomic(self.job, dict(works, out=self.out, progress=self.progress, stop=self.stop, kept=kept))
 
     def run(self) -> Dict[str, Any]:
         folder = install(self.module)

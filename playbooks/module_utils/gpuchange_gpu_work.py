@@ -1,12 +1,15 @@
 """What the host unit of gpuchange_measure does: benchmark, the plan's own command, stress. Python 3.8, no Ansible.
 
-`main(JOB.json)` with {out, progress, bench: {deadline_s}, command: {argv, warm_ups, repeats, timeout_s}, stress};
-a work that is not named is not done. Results are in `out` as {boot_id, bench, command, stress}.
+`main(JOB.json)` with {out, progress, stop, bench: {deadline_s}, command: {argv, warm_ups, repeats, timeout_s}, stress};
+a work that is not named is not done. It ends as soon as the file `stop` is there.
+Results are in `out` as {boot_id, bench, command, stress}.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from typing import Any, Callable, Dict
 
 from ansible.module_utils.gpuchange_bench import bench_test
@@ -45,6 +48,8 @@ def main(path: str) -> None:
         job = json.load(file)
 
     def note(text: str) -> None:
+        if os.path.exists(job["stop"]):
+            sys.exit("it was told to end")
         put(job["progress"], {"text": text}, once=False)
 
     done = {name: work(job[name], note) for name, work in WORKS if job.get(name)}

@@ -7,10 +7,12 @@ asks nvidia-smi beside it, and ends in time whatever a child, a driver or nvidia
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import os
 import re
 import select
+import signal
 import threading
 import time
 from typing import Any, Callable, Dict, List
@@ -99,6 +101,10 @@ class Load:
         self.data, self.moved = self.data + block, time.monotonic()
         self.open = bool(block)
 
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     def give_up(self) -> None:
         self.open = self.in_time = False
 
@@ -176,7 +182,12 @@ def stress_test(job: Dict[str, Any], note: Step) -> dict[str, Any]:
     looks.look()
     loads = [begin(card, float(job["seconds"]), library) for card in listed["cards"]]
     looks.start()
-    follow(loads, float(job["hang_s"]), progress(note, float(job["seconds"])))
+    try:
+        follow(loads, float(job["hang_s"]), progress(note, float(job["seconds"])))
+    except BaseException:  # told to end: what we started ends with us
+        for load in loads:
+            load.kill()
+        raise
     samples, cards = looks.end(), [load.ended(float(job["hang_s"])) for load in loads]
     failed = ["card %d (%s at %s): %s" % (c["index"], c["uuid"], c["pci"], c["why"]) for c in cards if not c["ok"]]
     return {
