@@ -147,7 +147,8 @@ def test_half_a_link_shows_in_copies_to_the_host_only(machine: Machine) -> None:
     machine.cards({}, {"link": 0.5})
     whole, half = (card["metrics"] for card in bench.bench_test()["cards"])
     assert whole["h2d"]["median"] > 1.4 * half["h2d"]["median"]  # a small copy also pays for being begun
-    assert whole["d2d"]["median"] == half["d2d"]["median"] and whole["fp32"] == half["fp32"]
+    assert half["d2d"]["median"] == pytest.approx(whole["d2d"]["median"], rel=0.01)
+    assert half["fp32"]["median"] == pytest.approx(whole["fp32"]["median"], rel=0.01)
 
 
 JOB = {"seconds": 0.3, "hang_s": 20, "since": 0, "query": ["uuid"], "python": "/nonexistent/python"}
@@ -179,6 +180,13 @@ def test_a_kernel_that_never_ends_costs_the_hang_limit_and_the_other_card_goes_o
     good, bad = result["cards"]
     assert good["ok"] and good["rounds"] > 0
     assert bad["stalled"] and bad["why"].startswith("no progress for 2 s at round")
+
+
+def test_a_load_that_found_no_time_still_does_a_round(machine: Machine) -> None:
+    """No round would be no proof: on a crowded machine getting ready may take longer than the whole load."""
+    machine.cards({}, {"wrong": 1})
+    good, bad = stress.stress_test({**JOB, "seconds": 0}, lambda _text: None)["cards"]
+    assert good["rounds"] == bad["rounds"] == 1 and good["ok"]
 
 
 def test_stress_without_a_driver_says_so(machine: Machine) -> None:

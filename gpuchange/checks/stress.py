@@ -96,6 +96,8 @@ def _loads(cards: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for card in cards:
         if not card.get("ok"):
             yield f"stress: {label(card)}: {card.get('why') or 'the load did not end well'}"
+        elif not card.get("rounds"):
+            yield f"stress: {label(card)}: no round of the load was done"
 
 
 def _absent(cards: Sequence[Mapping[str, Any]], limits: Limits) -> Iterator[str]:

@@ -45,7 +45,7 @@ def load_card(driver: Driver, index: int, seconds: float, step: Step) -> dict[st
         data, area = os.urandom(CHUNK_BYTES), session.allocate(AREA_BYTES)
         wanted = array.array("f", range(4 * rounds - 4, 4 * rounds - 4 + fma.threads)).tobytes()
         done, wrong = 0, {"copy": 0, "fma": 0}
-        while time.monotonic() < until and not any(wrong.values()):
+        while not done or (time.monotonic() < until and not any(wrong.values())):  # one round at least, on any machine
             step("round %d" % done)
             wrong["copy"] = copied_wrong(session, area, done, data)
             burst(session, fma, rounds, min(until, time.monotonic() + BURST_S))
