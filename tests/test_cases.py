@@ -7,6 +7,10 @@ import pytest
 
 THEMES = {
     "benchmark",
+    "gpu-count",
+    "gpu-identity",
+    "gpu-lost",
+    "redfish",
     "xid-detection",
     "cuda-versions",
     "open-vs-proprietary-module",

@@ -33,6 +33,9 @@ class Card(BaseModel):
     power_limit: str | None = None
     link_gen: str | None = None
     link_width: str | None = None
+    link_gen_max: str | None = None
+    link_width_max: str | None = None
+    memory: str | None = None
     mig: tuple[Mig, ...] = ()
 
 
@@ -66,6 +69,9 @@ _PATHS = {
     ),
     "link_gen": ("pci/pci_gpu_link_info/pcie_gen/current_link_gen",),
     "link_width": ("pci/pci_gpu_link_info/link_widths/current_link_width",),
+    "link_gen_max": ("pci/pci_gpu_link_info/pcie_gen/max_link_gen",),
+    "link_width_max": ("pci/pci_gpu_link_info/link_widths/max_link_width",),
+    "memory": ("fb_memory_usage/total",),
 }
 _DEAD = re.compile(r"(?:handle for GPU|GPU at|GPU)\s*([0-9A-Fa-f]{1,8}:[0-9A-Fa-f]{1,2}:[0-9A-Fa-f]{1,2}\.[0-7])", re.I)
 _MISMATCH = "Driver/library version mismatch"

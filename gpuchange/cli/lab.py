@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from gpuchange.errors import GpuchangeError, UsageError
-from gpuchange.lab import Host, Lab, faults, fleet, hosts, pool, state
+from gpuchange.lab import Host, Lab, cards, faults, fleet, hosts, pool, state
 from gpuchange.lab.load import Load
 
 name_option = click.option("--name", default="lab", show_default=True, envvar="GPUCHANGE_LAB", help="Which lab.")
@@ -165,6 +165,30 @@ def power(name: str, host: str, switch: str) -> None:
     """Power a host on or off, as its BMC would (off = shutdown, cut = at once)."""
     Lab.load(name).host(host).power(switch)  # type: ignore[arg-type]
     click.echo(f"{host}: {switch}")
+
+
+@lab.command()
+@name_option
+@click.argument("host")
+@click.option("--pull", metavar="SLOT", help="Take the card out of this slot (PCI bus, such as 1b).")
+@click.option("--put", metavar="SLOT", help="Put a card into this slot; needs --serial.")
+@click.option("--serial", help="Which card: a pulled one is found again, any other is new.")
+@click.option("--width", type=int, help="It trains its link at this width only.")
+@click.option("--vbios", help="It has this video BIOS.")
+def card(
+    name: str, host: str, pull: str | None, put: str | None, serial: str | None, width: int | None, vbios: str | None
+) -> None:
+    """Show a host's cards; pull and put cards while its power is off."""
+    target = Lab.load(name).host(host)
+    if put and not serial:
+        raise UsageError("which card is put in?", remedy="give --serial SERIAL")
+    if pull:
+        cards.pull(target, pull)
+    if put and serial:
+        odd = {key: value for key, value in (("link_width", width), ("vbios", vbios)) if value is not None}
+        cards.put(target, put, serial, **odd)
+    for each in cards.cards(target):
+        click.echo(f"{host} slot {cards.bus(each)}  {each['uuid']}  serial {each['serial']}  x{each['link_width']}")
 
 
 @lab.command()

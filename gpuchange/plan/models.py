@@ -201,8 +201,8 @@ def _implied(phase: str, name: str) -> tuple[Chosen, ...]:
 
 
 def _preflight(plan: Plan, phase: str) -> tuple[Chosen, ...]:
-    """The host's own checks, then those that drain and stack providers bring under their own names."""
-    bringing = _section(plan, "drain") + _section(plan, "stack")
+    """The host's own checks, then those that drain, change and stack providers bring under their own names."""
+    bringing = _section(plan, "drain") + _section(plan, "change") + _section(plan, "stack")
     return _sections(plan, phase) + tuple(extra for row in bringing for extra in _implied(phase, row.provider.name))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpuchange.providers.backup.packages import PROVIDER as BACKUP_PACKAGES
 from gpuchange.providers.backup.rsync import PROVIDER as BACKUP_RSYNC
 from gpuchange.providers.baseline.gpu import PROVIDER as BASELINE_GPU
+from gpuchange.providers.change.manual import PROVIDER as CHANGE_MANUAL
 from gpuchange.providers.contract import Provider
 from gpuchange.providers.drain.gpu_users import PROVIDER as DRAIN_GPU_USERS
 from gpuchange.providers.drain.haproxy import PROVIDER as DRAIN_HAPROXY
@@ -12,6 +13,7 @@ from gpuchange.providers.drain.hooks import PROVIDER as DRAIN_HOOKS
 from gpuchange.providers.preflight.apt import PROVIDER as PREFLIGHT_APT
 from gpuchange.providers.preflight.haproxy import PROVIDER as PREFLIGHT_HAPROXY
 from gpuchange.providers.preflight.host import PROVIDER as PREFLIGHT_HOST
+from gpuchange.providers.preflight.manual import PROVIDER as PREFLIGHT_MANUAL
 from gpuchange.providers.record.host import PROVIDER as RECORD_HOST
 from gpuchange.providers.seal.host import PROVIDER as SEAL_HOST
 from gpuchange.providers.stack.apt import PROVIDER as STACK_APT
@@ -23,6 +25,7 @@ PROVIDERS: tuple[Provider, ...] = (
     PREFLIGHT_HOST,
     PREFLIGHT_HAPROXY,
     PREFLIGHT_APT,
+    PREFLIGHT_MANUAL,
     RECORD_HOST,
     BACKUP_PACKAGES,
     DRAIN_HOOKS,
@@ -31,6 +34,7 @@ PROVIDERS: tuple[Provider, ...] = (
     DRAIN_GPU_USERS,
     SEAL_HOST,
     BASELINE_GPU,
+    CHANGE_MANUAL,
     STACK_APT,
     VERIFY_HOST,
     VERIFY_GPU,

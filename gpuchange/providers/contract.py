@@ -52,6 +52,10 @@ def no_delegates(_params: Mapping[str, Any]) -> tuple[str, ...]:
     return ()
 
 
+def no_moves(_view: HostView) -> Mapping[str, tuple[str, ...]]:
+    return {}
+
+
 def judge_state(_view: HostView, report: Any) -> Verdict:
     return by_state(report)
 
@@ -61,9 +65,9 @@ class Provider:
     """One row. `args` builds the JSON for the role's module call; `judge`/`judge_undo` are pure.
 
     `reversible`: "yes", "no: why". `may_change`: what of the host's identity this provider may move (gpu_uuid, serial,
-    address, host_key, device_names). `delegates`: inventory patterns of the other machines it
-    acts on. `root_for`: what its plays need root for, `root_on`: on which machines. `collections`/`binaries` are asked
-    for by preflight.
+    address, host_key, device_names); `moves` says in which slots: slot → what of its card. `delegates`: inventory
+    patterns of the other machines it acts on. `root_for`: what its plays need root for, `root_on`: on which machines.
+    `collections`/`binaries` are asked for by preflight.
     """
 
     phase: str
@@ -77,6 +81,7 @@ class Provider:
     preview: Callable[[HostView, Any], tuple[str, ...]] = lambda _view, _report: ()
     reversible: str = "yes"
     may_change: tuple[str, ...] = ()
+    moves: Callable[[HostView], Mapping[str, tuple[str, ...]]] = no_moves
     delegates: Callable[[Mapping[str, Any]], tuple[str, ...]] = no_delegates
     root_for: str = ""
     root_on: str = "host"

@@ -18,6 +18,8 @@ MODEL: dict[str, Any] = {
     "persistence": "Enabled",
     "link_gen": 5,
     "link_width": 16,
+    "link_gen_max": 5,
+    "link_width_max": 16,
     "power_limit_w": 700.0,
     "power_draw_w": 69.5,
     "temperature_c": 31,
@@ -42,10 +44,15 @@ def default_cards(host: str, count: int) -> dict[str, Any]:
 
 def _card(host: str, index: int) -> dict[str, Any]:
     seed = hashlib.sha256(f"{host}/{index}".encode()).digest()
-    identity = {
-        "uuid": f"GPU-{uuid.UUID(bytes=seed[:16], version=4)}",
-        "serial": f"16{int.from_bytes(seed[16:21], 'big') % 10**11:011d}",
-        "pci": f"00000000:{SLOTS[index].upper()}:00.0",
-        "minor": index,
-    }
-    return MODEL | identity | HEALTHY
+    serial = f"16{int.from_bytes(seed[16:21], 'big') % 10**11:011d}"
+    return _healthy(seed, serial, SLOTS[index], index)
+
+
+def another_card(serial: str, bus: str) -> dict[str, Any]:
+    """A healthy card with this serial for the slot at PCI bus `bus`; the same serial always gets the same UUID."""
+    return _healthy(hashlib.sha256(f"serial/{serial}".encode()).digest(), serial, bus, 0)
+
+
+def _healthy(seed: bytes, serial: str, bus: str, minor: int) -> dict[str, Any]:
+    name = f"GPU-{uuid.UUID(bytes=seed[:16], version=4)}"
+    return MODEL | {"uuid": name, "serial": serial, "pci": f"00000000:{bus.upper()}:00.0", "minor": minor} | HEALTHY

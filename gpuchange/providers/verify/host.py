@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
 
 from gpuchange.checks import gpu_function, identity, snapshot, wanted
 from gpuchange.checks import manifest as manifests
+from gpuchange.checks.cards import Card
 from gpuchange.checks.snapshot import Snapshot, mapping
 from gpuchange.providers.contract import HostView, Mode, Provider
 from gpuchange.providers.facts import (
@@ -43,14 +46,24 @@ def args(view: HostView, _mode: Mode) -> dict[str, Any]:
     }
 
 
-def may_change(view: HostView) -> frozenset[str]:
-    """What of the machine's identity the plan's change providers declare that they move."""
+def _changes(view: HostView) -> list[tuple[Provider, HostView]]:
+    """The plan's change providers, each with the view of its own parameters."""
     from gpuchange import providers  # the registry imports this module
 
     chosen = view.plan.get("change")
-    names = [str(mapping(row).get("provider")) for row in chosen] if isinstance(chosen, list | tuple) else []
-    found = [providers.find("change", name) for name in names]
-    return frozenset(what for row in found if row for what in row.may_change)
+    entries = [mapping(row) for row in chosen] if isinstance(chosen, list | tuple) else []
+    found = [(providers.find("change", str(row.get("provider"))), replace(view, params=row)) for row in entries]
+    return [(provider, own) for provider, own in found if provider]
+
+
+def may_change(view: HostView) -> frozenset[str]:
+    """What of the machine's identity the plan's change providers declare that they move."""
+    return frozenset(what for provider, _ in _changes(view) for what in provider.may_change)
+
+
+def moves(view: HostView) -> dict[str, tuple[str, ...]]:
+    """Slot → what of its card's identity the plan's change providers declare that they move there."""
+    return {slot: what for provider, own in _changes(view) for slot, what in provider.moves(own).items()}
 
 
 def judge(view: HostView, report: FactsReport) -> Verdict:
@@ -89,7 +102,17 @@ def _moved(view: HostView, before: Snapshot, now: Snapshot, report: FactsReport)
     same_slot = [card for card in before.cards if card.bus_id in {other.bus_id for other in now.cards}]
     seen = [card for card in now.cards if card.bus_id in {other.bus_id for other in before.cards}]
     machine = identity.moved(sealed(view).get("facts") or {}, report.facts)
-    return [*machine, *identity.compare_cards(same_slot, seen, now.pci, may_change(view))]
+    free = moves(view)
+    cards = [
+        line
+        for slot in dict.fromkeys(card.bus_id for card in same_slot)
+        for line in identity.compare_cards(_in(slot, same_slot), _in(slot, seen), now.pci, free.get(slot, ()))
+    ]
+    return [*machine, *cards]
+
+
+def _in(slot: str, cards: Sequence[Card]) -> list[Card]:
+    return [card for card in cards if card.bus_id == slot]
 
 
 def _missing_cards(before: Snapshot, now: Snapshot) -> list[str]:

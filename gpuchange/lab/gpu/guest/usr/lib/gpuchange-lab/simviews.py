@@ -62,6 +62,9 @@ def config_space(card):
     return bytes(config)
 
 
+SPEEDS = {gen: f"{speed} GT/s PCIe\n" for gen, speed in ((1, "2.5"), (2, "5.0"), (3, "8.0"), (4, "16.0"), (5, "32.0"))}
+
+
 def pci_files(card):
     return {
         "vendor": "0x10de\n",
@@ -72,8 +75,10 @@ def pci_files(card):
         "revision": "0xff\n" if card["lost"] else "0xa1\n",
         "irq": "{}\n".format(120 + card["minor"]),
         "resource": "",
-        "current_link_speed": "32.0 GT/s PCIe\n" if card["link_gen"] == 5 else "16.0 GT/s PCIe\n",
+        "current_link_speed": SPEEDS[card["link_gen"]],
+        "max_link_speed": SPEEDS[card.get("link_gen_max", card["link_gen"])],
         "current_link_width": "{}\n".format(card["link_width"]),
+        "max_link_width": "{}\n".format(card.get("link_width_max", card["link_width"])),
         "numa_node": "0\n",
     }
 
