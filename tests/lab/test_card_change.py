@@ -28,13 +28,12 @@ def swap(host: Host, serial: str, **odd: Any) -> None:
     assert host.status()["power"] == "off", "hands were asked for on a host that is on"
     cards.pull(host, BUS)
     cards.put(host, BUS, serial, **odd)
+    power_on(host)
+
+
+def power_on(host: Host) -> None:
     host.power("on")
     host.wait_ready()
-
-
-def reseat(host: Host, serial: str, **odd: Any) -> None:
-    host.power("off")
-    swap(host, serial, **odd)
 
 
 def manual(old: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -76,6 +75,23 @@ def test_a_card_is_changed_by_hand_through_a_killed_controller_wrong_cards_and_b
     names_the_old_card(host, old["uuid"])
     booted = boot_id(host)
 
+    asked_then_killed(operator, host, old)
+    swap(host, WRONG, link_width=8)
+    operator.run("confirm", operator.change().name, "gpu1").ended(0)
+    operator.run("resume", "--yes").ended(5)
+    assert f"slot {SLOT} holds the wrong card" in held(operator) and f"serial {WRONG}, expected {NEW}" in held(operator)
+    assert "is x8, expected x16" in held(operator)
+    missing_then_stale(operator, host, old)
+    host.run(["rm", "-r", DOCKER, DROP_IN])
+    retried(operator, 0)
+    assert cards.cards(host)[0]["serial"] == NEW
+    assert boot_id(host) != booted
+    fresh_hosts.wait_serving()
+    taken_back(operator, host, old)
+
+
+def asked_then_killed(operator: Operator, host: Host, old: dict[str, Any]) -> None:
+    """The controller dies by SIGKILL while it waits for the confirmation."""
     process = begin(operator, manual(old))
     question = asked(operator)
     assert host.status()["power"] == "off"
@@ -85,33 +101,20 @@ def test_a_card_is_changed_by_hand_through_a_killed_controller_wrong_cards_and_b
     said = operator.finish(process)
     assert f"the card that goes is named in {DOCKER}:2" in said.out, "said before anything moved"
 
-    swap(host, WRONG, link_width=8)
-    operator.run("confirm", operator.change().name, "gpu1").ended(0)
-    operator.run("resume", "--yes").ended(5)
-    assert f"slot {SLOT} holds the wrong card" in held(operator) and f"serial {WRONG}, expected {NEW}" in held(operator)
-    assert "is x8, expected x16" in held(operator)
 
+def missing_then_stale(operator: Operator, host: Host, old: dict[str, Any]) -> None:
+    """No card at all, then the right one while files still name the old one."""
     host.power("off")
     cards.pull(host, BUS)
-    host.power("on")
-    host.wait_ready()
+    power_on(host)
     retried(operator, 5)
     assert f"slot {SLOT} has no working card (it is not on the PCI bus)" in held(operator)
-
     host.power("off")
     cards.put(host, BUS, NEW)
-    host.power("on")
-    host.wait_ready()
+    power_on(host)
     retried(operator, 5)
     assert f"old UUID still referenced in {DOCKER}:2 ({old['uuid']})" in held(operator)
     assert f"{DROP_IN}:2 ({old['uuid'][:12]})" in held(operator), "a UUID cut short names the card too"
-
-    host.run(["rm", "-r", DOCKER, DROP_IN])
-    retried(operator, 0)
-    assert cards.cards(host)[0]["serial"] == NEW
-    assert boot_id(host) != booted
-    fresh_hosts.wait_serving()
-    taken_back(operator, host, old)
 
 
 def names_the_old_card(host: Host, uuid: str) -> None:
@@ -145,8 +148,7 @@ def test_nobody_is_asked_for_hands_while_the_bmc_says_on(fresh_hosts: Lab, tmp_p
     assert "NOT safe to open" in held(operator) and "Chassis Power is on" in held(operator)
     assert not any(event.data.get("asks") for event in operator.events()), said.out
     wait_until(lambda: host.status()["power"] == "off", timeout=30, what="the host to be off")
-    host.power("on")
-    host.wait_ready()
+    power_on(host)
 
 
 def test_a_lab_card_is_changed_only_with_the_power_off(lab: Lab) -> None:
