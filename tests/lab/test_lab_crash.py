@@ -7,6 +7,8 @@ import random
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from crashing import MOMENTS, POLL, STRIKES, Controller, Gate, Tally, alive, campaign, takeovers
@@ -77,6 +79,40 @@ def killed_at(points: dict[str, Point], controller: Controller, host: Host) -> T
 
 def crashed(field: Field, points: dict[str, Point]) -> Ended:
     return field.carry("crashed", lambda controller, host: killed_at(points, controller, host))
+
+
+def _ended(**other: Any) -> Ended:
+    """A run as it might have ended, without a lab."""
+    controller = SimpleNamespace(gates=other.pop("gates", []), said=lambda: "")
+    kept: dict[str, Any] = {
+        "tally": Tally(code=0),
+        "before": {"HAProxy": ["UP"]},
+        "after": {"HAProxy": ["UP"], "packages": ["a 2"]},
+        "gained": {"packages": ["a 2 configure"], "boots": ["1"]},
+        "begun": ["stack-do-reboot.begun"],
+        "failed": {},
+        "left": [],
+        **other,
+    }
+    return Ended(controller=cast(Any, controller), host=cast(Any, SimpleNamespace(name="gpu1")), **kept)
+
+
+@pytest.mark.parametrize(
+    ("what", "other"),
+    [
+        ("exit 5", {"tally": Tally(code=5)}),
+        ("ran 2 times", {"gained": {"packages": ["a 2 configure"] * 2, "boots": ["1"]}}),
+        ("boots", {"gained": {"packages": ["a 2 configure"], "boots": ["1", "2"]}}),
+        ("long works", {"begun": []}),
+        ("looks", {"after": {"HAProxy": ["UP"], "packages": ["a 1"]}}),
+        ("HAProxy", {"after": {"HAProxy": ["DRAIN"], "packages": ["a 2"]}}),
+        ("beside", {"gates": [SimpleNamespace(step="stack/apt", tasks="apply", beside=("7 c/1.2",))]}),
+        ("left behind", {"left": ["gpu1: owner.json"]}),
+    ],
+)
+def test_what_must_not_be_would_be_seen(what: str, other: dict[str, Any]) -> None:
+    assert not unlike(_ended(), _ended())
+    assert any(what in said for said in unlike(_ended(**other), _ended()))
 
 
 @pytest.mark.timeout(3600)
