@@ -12,6 +12,10 @@ from hypothesis import strategies as st
 
 from gpuchange.checks import benchmark, metrics, stress
 from gpuchange.checks.metrics import NotFound, Wanted
+from gpuchange.providers.baseline.gpu import PROVIDER as BASELINE
+from gpuchange.providers.contract import HostView
+from gpuchange.providers.measured import MeasureReport
+from gpuchange.providers.verify.gpu import PROVIDER as SPEED
 
 A, B = "GPU-857e9af9-ea7a-481c-ad34-dc36cc629378", "GPU-70ec2991-a3b7-446a-a34a-86ab64880e78"
 SLOTS = {A: "0000:1b:00.0", B: "0000:43:00.0"}
@@ -81,7 +85,7 @@ def test_the_median_counts_and_the_spread_is_told() -> None:
     [
         ({}, "was not run"),
         (runs("out of memory\nKilled", rc=137), "ended with 137: Killed"),
-        ({"runs": [{"rc": None, "hung": True, "seconds": 600.2}]}, "did not end within 600 s"),
+        ({"runs": [{"rc": None, "hung": True, "seconds": 600.2}]}, "did not end within 600.2 s"),
         ({"runs": [{"rc": None, "out": "", "err": "bench: not installed"}]}, "bench: not installed"),
     ],
 )
@@ -267,3 +271,31 @@ def test_a_card_that_was_not_loaded_is_missed() -> None:
 def test_any_answer_of_nvidia_smi_is_read(out: str) -> None:
     stress.readings({"out": out})
     stress.judge(stressed(out), LIMITS)
+
+
+WORDS = ["cards", "runs", "samples", "ok", "why", "log", "log_load", "nccl", "text", "hung"]
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | st.just("x" * 140_000),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [*WORDS, "uuid", "pci", "index", "metrics", "h2d", "median", "spread", "link", "rc", "out"]
+            ),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=12,
+)
+bodies = st.none() | st.dictionaries(st.sampled_from(WORDS), anything)
+
+
+@given(bodies, bodies, bodies, bodies)
+def test_whatever_a_host_reports_is_judged(bench: Any, command: Any, stressed: Any, before: Any) -> None:
+    said = MeasureReport(state="done", bench=bench, command=command, stress=stressed)
+    plan = {"baseline": {"command": ["x"], "metrics": [{"name": "m", "pointer": "/r"}], "floors": {"h2d": 4.0}}}
+    last = {"baseline/gpu": {"bench": before, "command": command}}
+    for provider, params in ((BASELINE, plan["baseline"]), (SPEED, {"stress": {"for": 1}, "tolerance": 5.0})):
+        view = HostView("gpu1", plan, params, last=last)
+        assert provider.judge(view, said).outcome in ("accept", "reject", "hold")

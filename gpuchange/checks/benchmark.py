@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 DEFAULT_TOLERANCE = 5.0
 MOST_NOISE = 25.0
@@ -83,7 +82,7 @@ def compare(
     MOST_NOISE); a missing metric or card fails. `floors` bind every card; a new card, which has nothing of its own to
     be compared with, is held against them alone where there is one for the metric.
     """
-    old, new, limits = _cards(before), _cards(after), floors or {}
+    old, new, limits = cards(before), cards(after), floors or {}
     pairs = _pairs(old, new)
     found: list[Finding] = []
     for card in old:
@@ -99,7 +98,7 @@ def compare(
 
 def links(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[bool, str]]:
     """(fine, sentence) for each card's PCIe link under load: at least as before; a new card's as wide as it can be."""
-    old, new = _cards(before), _cards(after)
+    old, new = cards(before), cards(after)
     pairs = _pairs(old, new)
     replaced = {now.index: card for card in old if (now := pairs.get(card.index)) is not None}
     return [line for card in new for line in _link(replaced.get(card.index), card)]
@@ -133,8 +132,17 @@ def _value(number: float, unit: str) -> str:
     return f"{number:.6g} {unit}".rstrip()
 
 
-def _cards(result: Mapping[str, Any]) -> list[MeasuredCard]:
-    return [MeasuredCard.model_validate(card) for card in result.get("cards", ())]
+def cards(result: Mapping[str, Any]) -> list[MeasuredCard]:
+    """The cards of a result. One whose report cannot be read has no metrics, and says why."""
+    rows = result.get("cards")
+    return [_card(number, row) for number, row in enumerate(rows if isinstance(rows, list | tuple) else ())]
+
+
+def _card(number: int, row: Any) -> MeasuredCard:
+    try:
+        return MeasuredCard.model_validate(row)
+    except ValidationError as error:
+        return MeasuredCard(index=number, why=f"its report cannot be read: {error.errors()[0]['msg']}")
 
 
 def _is_new(old: MeasuredCard, now: MeasuredCard) -> bool:
@@ -195,8 +203,8 @@ class Link:
 
 def link_of(card: MeasuredCard) -> Link:
     """What nvidia-smi said of this card among all (uuid, generation, its maximum, width, its maximum)."""
-    for row in csv.reader(str(card.link.get("out") or "").splitlines()):
-        cells = [cell.strip() for cell in row]
+    for line in str(card.link.get("out") or "").splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 5 and cells[0] == card.uuid:
             return Link(
                 *(int(cell) if cell.isascii() and cell.isdigit() and len(cell) < 4 else 0 for cell in cells[1:])

@@ -92,18 +92,21 @@ def value(metric: Wanted, text: str) -> float:
 
 def read(metric: Wanted, result: Mapping[str, Any]) -> Metric:
     """Median and spread over the runs of a command (`gpuchange_gpu_work.command`). Raises NotFound."""
-    runs = [run for run in result.get("runs") or () if isinstance(run, Mapping)]
+    found = result.get("runs")
+    runs = [run for run in found if isinstance(run, Mapping)] if isinstance(found, list | tuple) else []
     if not runs:
         raise NotFound("the command was not run")
     values = [_of_run(metric, run) for run in runs]
     middle = statistics.median(values)
-    spread = (max(values) - min(values)) / abs(middle) if middle else 0.0
+    spread = (
+        (max(values) - min(values)) / abs(middle) if middle else 0.0
+    )  # may be inf, which excuses no more than MOST_NOISE
     return Metric(median=middle, spread=spread, samples=len(values))
 
 
 def _of_run(metric: Wanted, run: Mapping[str, Any]) -> float:
     if run.get("hung"):
-        raise NotFound(f"the command did not end within {run.get('seconds') or 0:.0f} s")
+        raise NotFound(f"the command did not end within {run.get('seconds')} s")
     if run.get("rc") != 0:
         last = (str(run.get("err") or run.get("out") or "").strip().splitlines() or ["no output"])[-1]
         raise NotFound(f"the command ended with {run.get('rc')}: {last[:200]}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from gpuchange.checks import kernel_log
 from gpuchange.checks.cards import bus_id
+from gpuchange.checks.snapshot import rows
 
 QUERY = (
     "uuid", "pci.bus_id", "temperature.gpu", "ecc.errors.uncorrected.volatile.total",
@@ -55,10 +55,10 @@ class Judged:
 
 def judge(result: Mapping[str, Any], limits: Limits) -> Judged:
     """All that speaks against the cards, and what is worth saying beside it."""
-    cards = [card for card in result.get("cards") or () if isinstance(card, Mapping)]
+    cards = rows(result.get("cards"))
     if not cards:
         return Judged((f"stress: no card could be loaded: {result.get('why') or 'nothing was reported'}",), ())
-    samples = [sample for look in result.get("samples") or () for sample in readings(look)]
+    samples = [sample for look in rows(result.get("samples")) for sample in readings(look)]
     checks = (
         _loads(cards),
         _absent(cards, limits),
@@ -79,8 +79,8 @@ def label(card: Mapping[str, Any]) -> str:
 def readings(look: Any) -> tuple[Sample, ...]:
     """The cards of one answer of nvidia-smi; rows that are none are left out."""
     out = str(look.get("out") or "") if isinstance(look, Mapping) else ""
-    rows = [[cell.strip() for cell in row] for row in csv.reader(out.splitlines())]
-    return tuple(_sample(row) for row in rows if len(row) == len(QUERY) and row[0].startswith("GPU-"))
+    lines = [[cell.strip() for cell in line.split(",")] for line in out.splitlines()]
+    return tuple(_sample(row) for row in lines if len(row) == len(QUERY) and row[0].startswith("GPU-"))
 
 
 def _sample(row: Sequence[str]) -> Sample:
@@ -108,7 +108,7 @@ def _absent(cards: Sequence[Mapping[str, Any]], limits: Limits) -> Iterator[str]
 
 
 def _smi(result: Mapping[str, Any]) -> Iterator[str]:
-    looks = [look for look in result.get("samples") or () if isinstance(look, Mapping)]
+    looks = rows(result.get("samples"))
     hung = [look for look in looks if look.get("hung")]
     if hung:
         yield f"stress: nvidia-smi hung {len(hung)} of {len(looks)} times while the cards worked"

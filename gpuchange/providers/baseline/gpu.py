@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gpuchange.checks import metrics
-from gpuchange.checks.snapshot import mapping
+from gpuchange.checks import benchmark, metrics
 from gpuchange.providers.contract import HostView, Mode, Provider
 from gpuchange.providers.measured import BenchmarkParams, MeasureReport, benchmark_args, running, wanted_metrics
 from gpuchange.reports import Verdict, by_state
@@ -35,7 +34,7 @@ def judge(view: HostView, report: MeasureReport) -> Verdict:
         return Verdict.hold(str(bench.get("why") or "a driver call hangs and cannot be killed"))
     if report.state == "unknown":
         return by_state(report)
-    lines = tuple(_sentence(mapping(card)) for card in bench.get("cards", ()))
+    lines = tuple(_sentence(card) for card in benchmark.cards(bench))
     missed = _missed(report, wanted)
     if missed and view.params.get("mode") == "required":
         return Verdict.reject("; ".join(missed), (*missed, *lines))
@@ -51,15 +50,9 @@ def _missed(report: MeasureReport, wanted: tuple[metrics.Wanted, ...]) -> list[s
     return [*cards, *metrics.missing(wanted, report.command or {})]
 
 
-def _sentence(card: dict[str, Any]) -> str:
-    measured = {name: mapping(value) for name, value in mapping(card.get("metrics")).items()}
-    told = [
-        f"{name} {row.get('median'):g} (noise {100 * float(row.get('spread') or 0):.2g}%)"
-        for name, row in measured.items()
-    ]
-    return f"card {card.get('index')} ({card.get('uuid')}): " + (
-        ", ".join(told) or str(card.get("why") or "not measured")
-    )
+def _sentence(card: benchmark.MeasuredCard) -> str:
+    told = [f"{name} {row.median:g} (noise {100 * row.spread:.2g}%)" for name, row in card.metrics.items()]
+    return f"{card.label}: {', '.join(told) or card.why or 'not measured'}"
 
 
 def _command_lines(report: MeasureReport, wanted: tuple[metrics.Wanted, ...]) -> list[str]:
