@@ -71,23 +71,32 @@ def within(seconds: float, what: str) -> Iterator[None]:
 
 
 class Place:
-    """A fresh copy of a change that was just created, and its hosts."""
+    """One change and its hosts: `root`/state/CHANGE, `root`/world."""
 
-    def __init__(self, template: Path, script: Script, root: Path) -> None:
-        self.root, self.world, self.state = root, root / "world", root / "state"
-        self.change = template.name
-        self.home = self.state / self.change
+    def __init__(self, root: Path, change: str) -> None:
+        self.root, self.change = root, change
+        self.world, self.home = root / "world", root / "state" / change
+
+    @classmethod
+    def fresh(cls, root: Path, template: Path, script: Script) -> Place:
+        """A copy of the change `template`, just created, and hosts that know nothing of it."""
+        place = cls(root, template.name)
         shutil.rmtree(root, ignore_errors=True)
-        if template.parent.name != "state":  # a place kept between two stages
-            shutil.copytree(template.parent, root, symlinks=True)
-            return
-        self.home.mkdir(parents=True, mode=0o700)
-        shutil.copyfile(template / "journal.db", self.home / "journal.db")
-        (self.home / "frozen").symlink_to(template / "frozen")
+        place.home.mkdir(parents=True, mode=0o700)
+        shutil.copyfile(template / "journal.db", place.home / "journal.db")
+        (place.home / "frozen").symlink_to(template / "frozen")
         for number in range(1, script.hosts + 1):
-            (self.world / "hosts" / f"h{number}").mkdir(parents=True)
-            (self.world / "hosts" / f"h{number}" / "ledger").touch()
-        (self.world / "script.json").write_text(json.dumps(script.faults))
+            (place.world / "hosts" / f"h{number}").mkdir(parents=True)
+            (place.world / "hosts" / f"h{number}" / "ledger").touch()
+        (place.world / "script.json").write_text(json.dumps(script.faults))
+        return place
+
+    @classmethod
+    def copied(cls, root: Path, kept: Path, change: str) -> Place:
+        """As it stood between two stages."""
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(kept, root, symlinks=True)
+        return cls(root, change)
 
     def ledger(self) -> list[list[str]]:
         """[host, role, what] of every act, in the order of time."""
@@ -117,7 +126,7 @@ class Place:
 
 def child(place: Place, command: tuple[str, ...], go: int) -> None:
     """In the forked process: the command line of gpuchange, and nothing else."""
-    os.environ.update(HOME=str(place.world), GPUCHANGE_STATE=str(place.state))
+    os.environ.update(HOME=str(place.world), GPUCHANGE_STATE=str(place.home.parent))
     code = 70
     try:
         os.dup2(os.open(place.root / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 1)
@@ -228,10 +237,10 @@ class Server:
 
     def place(self, name: str, stage: int = 0) -> Place:
         """The change before its stage number `stage`."""
-        template = self.template(name)
+        root, template = self.folder / "place", self.template(name)
         if stage:
-            template = self._between(name, stage) / template.name
-        return Place(template, ALL[name], self.folder / "place")
+            return Place.copied(root, self._between(name, stage), template.name)
+        return Place.fresh(root, template, ALL[name])
 
     def _between(self, name: str, stage: int) -> Path:
         kept = self.folder / "between" / f"{name}-{stage}"
