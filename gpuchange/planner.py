@@ -95,7 +95,7 @@ def decide(
     ready = chain(_due(state, now, end), () if fresh else _fresh(state, end), outward)
     starts = _starts(state, _turned(state, ready) if only_back else ready, turning)
     wake_at = now if turns else _wake_at(state, now, end, only_back)
-    finished = not (starts or turns or in_flight or wake_at is not None)
+    finished = not (starts or in_flight or wake_at is not None)
     return Decision(starts, turns, wake_at, finished, stuck | _gates(state, limits, fresh))
 
 

@@ -92,6 +92,40 @@ def test_nobody_is_turned_when_nobody_failed() -> None:
         assert decide(state, Limits(2, on_failure=policy), 0.0).turns == ()
 
 
+def test_a_whole_change_that_began_to_go_back_goes_on_doing_so_after_a_crash_between_its_turns() -> None:
+    state = fresh(2)
+    for host in ("h0", "h1"):
+        upto(state, host, "seal")
+    state.apply(Event(Kind.TURNED, "h0", data={"why": "a step failed"}))
+    why = "another host failed and the plan says: roll back the whole change"
+    assert decide(state, Limits(2, on_failure="change"), 0.0).turns == (("h1", why),)
+    assert decide(state, Limits(2, on_failure="host"), 0.0).turns == ()
+
+
+def test_going_back_is_not_kept_by_the_phase_at_which_going_forward_ends() -> None:
+    state = fresh(2)
+    for host in ("h0", "h1"):
+        upto(state, host, "seal")
+    state.apply(turn("h0"))
+    [start] = decide(state, Limits(2), 0.0, last_phase="preflight").starts
+    assert (start.hosts, start.direction) == (("h0",), "undo")
+    told(state, start, Outcome(kind=Kind.AGAIN, data={"after": 5.0}))
+    waiting = decide(state, Limits(2), 0.0, last_phase="preflight")
+    assert (waiting.wake_at, waiting.finished) == (5.0, False)
+
+
+def test_a_host_that_preflight_refuses_late_does_not_stop_those_that_are_under_way() -> None:
+    state = fresh(2)
+    told(state, Start(("h0", "h1"), "preflight", "host", "do", "apply"), HOLD, hosts=["h1"])
+    state.apply(left("h1"))
+    upto(state, "h0", "seal")
+    state.apply(answer(Kind.RETRY, "h1", "preflight", "host"))
+    told(state, Start(("h1",), "preflight", "host", "do", "probe"), REJECT)
+    decision = decide(state, Limits(2), 0.0)
+    assert [(start.hosts, start.phase) for start in decision.starts] == [(("h0",), "seal")]
+    assert "preflight" not in decision.blocked
+
+
 # -- gates in words ---------------------------------------------------------------------------------------------------
 
 
@@ -118,6 +152,25 @@ def test_the_gate_closes_with_the_failures_to_the_number() -> None:
     assert closed.starts == ()
     said = "3 hosts wait: stopped after 1 failed hosts (stop_after_failures: 1)"
     assert closed.blocked["drain/haproxy"] == said and closed.finished
+
+
+def test_a_limit_that_was_lowered_on_the_way_lets_nobody_else_out() -> None:
+    state = at_gate(6)
+    for start in decide(state, Limits(3), 0.0).starts:
+        told(state, start)
+    assert state.counts.out == 3
+    for limit in (1, 2, 3):
+        decision = decide(state, Limits(limit), 0.0)
+        assert not [start for start in decision.starts if start.provider == "haproxy"]
+        assert decision.blocked == {"drain/haproxy": f"3 hosts wait: 3 of {limit} hosts are out"}
+
+
+def test_a_canary_on_its_way_back_does_not_keep_others_from_going_back() -> None:
+    run = simulated(3, max_unavailable=2, canary=1)
+    for host in ("h0", "h1"):
+        run.record([turn(host)])
+    undone = [start for start in decide(run.state, run.limits, run.now).starts if start.direction == "undo"]
+    assert sorted(host for start in undone for host in start.hosts) == ["h0", "h1"]
 
 
 def test_one_failure_closes_the_gate_of_a_change_that_goes_back_as_a_whole() -> None:
