@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from reliability.figures import Result
 
 HEAD = """# What is promised, and how often it was tried
@@ -21,11 +23,31 @@ FIGURES = """
 """
 
 
-def document(found: dict[str, list[Result]]) -> str:
-    """Markdown of all modules' results; `found`: test module's path → its tests' results."""
+SURVIVORS = """
+## Surviving mutants
+
+Faults put into the journal, the states, the planner and the engine that no test can notice, because they change nothing
+that anybody could see. They do not count in the score.
+
+| module, place | fault | in | why it changes nothing |
+|---|---|---|---|
+"""
+
+
+def document(found: dict[str, list[Result]], survivors: Sequence[Mapping[str, str]] = ()) -> str:
+    """Markdown of all modules' results; `found`: test module's path → its tests' results; `survivors`: see
+    survivors.yaml."""
     rows = "".join(_row(path, results) for path, results in found.items())
     figures = "".join(_figures(result) for results in found.values() for result in results)
-    return HEAD + rows + FIGURES + figures
+    mutants = SURVIVORS + "".join(map(_survivor, survivors)) if survivors else ""
+    return HEAD + rows + FIGURES + figures + mutants
+
+
+def _survivor(entry: Mapping[str, str]) -> str:
+    place, _, rest = entry["mutant"].partition(": ")
+    fault, _, line = rest.rpartition(" in ")
+    cells = (place, f"`{fault}`", f"`{line}`", entry["why"])
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
 def broken(found: dict[str, list[Result]]) -> list[str]:
