@@ -100,11 +100,13 @@ def _child(act: Callable[[Path], Asked], scratch: Path) -> None:
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(scratch / "hypothesis")
     signal.setitimer(signal.ITIMER_REAL, COLLECT)
     me = os.getpid()
-    told = act(scratch)
-    if os.getpid() == me:  # and not a child that a test forked and that came back here
-        (scratch / f"{ANSWER}.new").write_text(json.dumps(told))
-        (scratch / f"{ANSWER}.new").rename(scratch / ANSWER)
-    os._exit(0)
+    try:
+        told = act(scratch)
+        if os.getpid() == me:  # and not a child that a test forked and that came back here
+            (scratch / f"{ANSWER}.new").write_text(json.dumps(told))
+            (scratch / f"{ANSWER}.new").rename(scratch / ANSWER)
+    finally:
+        os._exit(0)
 
 
 def end_with_parent() -> None:
@@ -139,8 +141,12 @@ class Warm:
         ours, theirs = os.pipe(), os.pipe()
         if not os.fork():
             end_with_parent()
+            os.close(ours[0])
+            os.close(theirs[1])
             _serve(os.fdopen(theirs[0]), os.fdopen(ours[1], "w"), files)
             os._exit(0)
+        os.close(ours[1])
+        os.close(theirs[0])
         self._says, self._asks = os.fdopen(ours[0]), os.fdopen(theirs[1], "w")
 
     def try_(self, asked: Asked) -> Asked | None:
@@ -191,10 +197,11 @@ def main() -> None:
         os.environ["GPUCHANGE_TEST_TEMPLATES"] = shared  # made by the run without a mutant that comes first
         for line in sys.stdin:
             asked = json.loads(line)
-            warm = warm or (Warm(asked["files"]) if asked["at"] else None)
-            told = (warm.try_(asked) if warm else None) or in_a_fork(
-                lambda scratch, asked=asked: afresh(asked, scratch)
-            )
+            told = None
+            if asked["at"]:
+                warm = warm or Warm(asked["files"])
+                told = warm.try_(asked)
+            told = told or in_a_fork(lambda scratch, asked=asked: afresh(asked, scratch))
             print(json.dumps(told), file=said, flush=True)
 
 
