@@ -65,3 +65,14 @@ def told(
             state.apply(
                 Event(outcome.kind, intent.host, start.phase, start.provider, start.direction, data=outcome.data), now
             )
+
+
+def upto(state: State, host: str, phase: str, outcome: Outcome | None = None) -> None:
+    """Take one host to the first step of `phase`, and through that with `outcome` when one is given."""
+    for key in state.table.keys:
+        last = key[0] == phase
+        if last and outcome is None:
+            return
+        told(state, Start((host,), *key, "do", "apply"), outcome if last else None)
+        if last:
+            return
