@@ -112,3 +112,13 @@ def test_a_failed_step_of_a_touched_host_is_not_resumed_but_waits_for_its_answer
 def test_a_simulation_without_hosts_is_finished() -> None:
     run = Simulation(full_table(), [], Limits(), lambda _s, _h: Outcome())
     assert run.run().finished and exit_code(run.state) == 0 and summary(run.state) == {}
+
+
+def test_only_back_starts_nothing_but_on_hosts_that_were_turned() -> None:
+    state = fresh(3)
+    for host, phase in (("h0", "seal"), ("h1", "seal"), ("h2", "record")):
+        upto(state, host, phase)
+    state.apply(turn("h0"))
+    decision = decide(state, Limits(3), 0.0, only_back=True)
+    assert [(start.hosts, start.direction) for start in decision.starts] == [(("h0",), "undo")]
+    assert {host for start in decide(state, Limits(3), 0.0).starts for host in start.hosts} == {"h0", "h1", "h2"}
