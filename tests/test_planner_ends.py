@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuchange.planner import Limits, Start, exit_code, resumable, summary
+from gpuchange.planner import Limits, Start, decide, exit_code, resumable, summary
 from gpuchange.states import Kind
 from tests.planning import AS_WANTED, GONE, HOLD, REJECT, again, answer, fresh, left, turn, upto
 from tests.simulate import Outcome, Simulation, full_table, intents, simulated
