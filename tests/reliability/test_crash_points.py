@@ -33,6 +33,7 @@ ROW = Row(
 )
 SERVERS = 2
 SHORT_POINTS = 5  # of each script
+REMEDY_POINTS = 25  # writes of a resume that finds nothing to do
 Act = tuple[str, str, str]  # host, role, what
 Job = dict[str, Any]
 
@@ -135,18 +136,18 @@ def faults(script: str, calm: Job, found: Job) -> dict[str, list[Any]]:
 
 
 def jobs(script: str, calm: Job, effort: Effort) -> list[Job]:
-    """Every point of every stage (full), or a few of them; a second kill is drawn from the points of the remedy."""
+    """Every point of every stage (full), or a few of them."""
     draw = random.Random(f"{effort.seed} {script}")
-    found = [
-        {"what": "strike", "script": script, "stage": stage, "at": at, "patient": draw.random() < 0.3, "then": None}
-        for stage, points in enumerate(calm["points"])
-        for at in points
-    ]
-    if not effort.full:
-        found = draw.sample(found, min(SHORT_POINTS, len(found)))
-    for job in found if ALL[script].twice else []:
-        job["then"] = draw.choice(calm["points"][job["stage"]])
-    return found
+    found = [job for stage, points in enumerate(calm["points"]) for job in _stage_jobs(script, stage, points, draw)]
+    return found if effort.full else draw.sample(found, min(SHORT_POINTS, len(found)))
+
+
+def _stage_jobs(script: str, stage: int, points: Sequence[Any], draw: random.Random) -> Iterator[Job]:
+    """A second kill is drawn from as many points as the remedy has about: what the first kill left undone."""
+    for number, at in enumerate(points):
+        then = draw.choice(points[: max(len(points) - number, REMEDY_POINTS)]) if ALL[script].twice else None
+        patient = draw.random() < 0.3
+        yield {"what": "strike", "script": script, "stage": stage, "at": at, "patient": patient, "then": then}
 
 
 def strike_all(clients: Sequence[Client], todo: Sequence[Job]) -> Iterator[tuple[Job, Job]]:
