@@ -14,7 +14,7 @@ from gpuchange.change import Change, Connection, create
 from gpuchange.cli import main
 from gpuchange.confirming import Confirmations, Question, confirmation
 from gpuchange.engine import Engine
-from gpuchange.errors import NeedsOperator
+from gpuchange.errors import IllegalTransition, NeedsOperator
 from gpuchange.providers.contract import HostView
 from gpuchange.reports import Report, Verdict
 from gpuchange.states import Event, Kind
@@ -186,3 +186,11 @@ def test_a_confirmation_counts_for_its_direction_only() -> None:
     folded.fold(note)
     assert not folded.fits(note)
     assert folded.confirmed == {RUN}
+
+
+def test_a_confirmation_for_a_step_that_the_change_has_not_is_refused(change: Path) -> None:
+    found = Change.open(change, readonly=True)
+    found.journal.close()
+    stranger = confirmation(("h1", "seal", "nobody", "do"), Question(1, ("turn",)), "me")
+    with pytest.raises(IllegalTransition):
+        found.state.apply(stranger)

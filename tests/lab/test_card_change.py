@@ -45,8 +45,14 @@ def begin(operator: Operator, entry: dict[str, Any]) -> subprocess.Popen[str]:
     return operator.start("apply", plan, "--yes")
 
 
-def asked(operator: Operator, direction: str = "do") -> Event:
-    return operator.await_event(lambda e: bool(e.data.get("asks")) and e.direction == direction, "the question", 120)
+def asked(operator: Operator, process: subprocess.Popen[str], direction: str = "do") -> Event:
+    """Wait for the question; when gpuchange ends without it, everything that it said is told."""
+
+    def ended_or_asked(event: Event) -> bool:
+        assert process.poll() is None, operator.finish(process).text
+        return bool(event.data.get("asks")) and event.direction == direction
+
+    return operator.await_event(ended_or_asked, "the question", 300)
 
 
 def held(operator: Operator) -> str:
@@ -93,7 +99,7 @@ def test_a_card_is_changed_by_hand_through_a_killed_controller_wrong_cards_and_b
 def asked_then_killed(operator: Operator, host: Host, old: dict[str, Any]) -> None:
     """The controller dies by SIGKILL while it waits for the confirmation."""
     process = begin(operator, manual(old))
-    question = asked(operator)
+    question = asked(operator, process)
     assert host.status()["power"] == "off"
     told = "\n".join(question.data["asks"])
     assert f"slot {SLOT}: serial {old['serial']} ({old['uuid']}" in told and f"serial {NEW}" in told
@@ -127,7 +133,7 @@ def names_the_old_card(host: Host, uuid: str) -> None:
 def taken_back(operator: Operator, host: Host, old: dict[str, Any]) -> None:
     """The way back asks for the old card, hears the confirmation while it runs, and proves the old UUID."""
     process = operator.start("rollback", operator.change().name, "--yes")
-    told = "\n".join(asked(operator, "undo").data["asks"])
+    told = "\n".join(asked(operator, process, "undo").data["asks"])
     assert f"put into slot {SLOT}: serial {old['serial']}, {old['uuid']}" in told
     swap(host, old["serial"])
     operator.run("confirm", operator.change().name, "gpu1").ended(0)
