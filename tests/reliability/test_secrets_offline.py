@@ -128,7 +128,9 @@ FLAGS = {"inventory": (), "limit": None, "user": None, "become": False, "ask_bec
 FLAGS |= {"vault_id": (), "vault_password_file": (), "forks": 1, "verbose": 0, "accept_new_host_keys": False}
 
 
-@pytest.mark.parametrize("item", [f"ansible_become_password={CANARY}", json.dumps({"bmc_password": CANARY})])
+@pytest.mark.parametrize(
+    "item", [f"ansible_become_password={CANARY}", json.dumps({"bmc_password": CANARY})], ids=["K=V", "JSON"]
+)
 def test_a_secret_on_the_command_line_is_refused(item: str, figures: Figures) -> None:
     with pytest.raises(UsageError) as caught:
         connection(**FLAGS, extra_vars=(item,))
