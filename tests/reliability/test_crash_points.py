@@ -29,7 +29,7 @@ from reliability.figures import Effort, Figures, Row
 ROW = Row(
     "A controller killed at any write, and again while it resumes: no step is lost, repeated or out of order",
     peer="DBOS and Terraform, killed right after a step's effect: 6 of 6 steps repeated",
-    source="tests/reliability/peers.py, in the same run; both say so themselves: DBOS architecture, at least once",
+    source="measured by tests/reliability/peers.py, which the full form runs too",
 )
 SERVERS = 2
 SHORT_POINTS = 5  # of each script
