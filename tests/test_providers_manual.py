@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpuchange.checks import fingerprint
 from gpuchange.errors import PlanError
 from gpuchange.plan import load
 from gpuchange.providers.change import manual
@@ -43,7 +44,7 @@ VIEW = HostView(
     host="gpu1",
     plan={"change": [PARAMS]},
     params=PARAMS,
-    last={"seal/host": {"facts": facts()}, "preflight/manual": {"facts": facts(), "references": ROWS}},
+    last={"seal/host": {"facts": facts()}, "preflight/manual": {"seen": facts(), "references": ROWS}},
 )
 
 
@@ -56,7 +57,7 @@ def verdict(view: HostView, report: CardReport) -> Verdict:
 
 
 AWAY = told("away", heard=("ssh: no answer", "ping: no answer", "watched for 20 s"))
-BACK = told("looked", facts=facts(True), ordered_boot="b0", references=ROWS[2:])
+BACK = told("looked", seen=facts(True), ordered_boot="b0", references=ROWS[2:])
 
 
 def test_it_powers_off_only_what_is_not_in_place_and_never_once_confirmed() -> None:
@@ -118,7 +119,7 @@ def test_the_right_card_is_accepted_and_nothing_is_left_to_ask() -> None:
 
 @pytest.mark.case("swapped-card-leaves-dead-uuid-in-configs")
 def test_a_dead_uuid_in_a_file_holds_the_host_by_file_and_line() -> None:
-    report = told("looked", facts=facts(True), ordered_boot="b0", references=ROWS)
+    report = told("looked", seen=facts(True), ordered_boot="b0", references=ROWS)
     found = verdict(replace(VIEW, confirmed=True), report)
     assert found.outcome == "hold"
     assert f"old UUID still referenced in /etc/docker/daemon.json:12 ({OLD_UUID})" in found.why
@@ -130,7 +131,7 @@ def test_a_dead_uuid_in_a_file_holds_the_host_by_file_and_line() -> None:
 
 
 def test_the_old_card_back_in_is_held_and_a_host_that_was_never_off_too() -> None:
-    same = told("looked", facts=facts(), ordered_boot="b0", references=ROWS)
+    same = told("looked", seen=facts(), ordered_boot="b0", references=ROWS)
     found = verdict(replace(VIEW, confirmed=True), same)
     assert found.outcome == "hold" and f"slot {SLOT} still holds" in found.why
     assert "power gpu1 off, put it right" in found.why
@@ -140,7 +141,7 @@ def test_the_old_card_back_in_is_held_and_a_host_that_was_never_off_too() -> Non
 
 def test_cards_get_time_to_answer_after_the_boot() -> None:
     quiet = {**facts(), "smi": {"rc": 9, "out": "NVIDIA-SMI has failed", "err": ""}}
-    report = told("looked", facts=quiet, ordered_boot="b0")
+    report = told("looked", seen=quiet, ordered_boot="b0")
     confirmed = replace(VIEW, confirmed=True)
     waiting = verdict(confirmed, report)
     assert waiting.outcome == "again"
@@ -148,7 +149,7 @@ def test_cards_get_time_to_answer_after_the_boot() -> None:
 
 
 def test_another_machine_that_answers_is_held() -> None:
-    report = told("looked", facts=facts(True, machine_id="f" * 32), ordered_boot="b0")
+    report = told("looked", seen=facts(True, machine_id="f" * 32), ordered_boot="b0")
     assert "this is another machine" in verdict(replace(VIEW, confirmed=True), report).why
 
 
@@ -159,9 +160,9 @@ def test_the_way_back_asks_for_the_old_card_and_accepts_no_other() -> None:
     assert f"put into slot {SLOT}: serial {OLD_SERIAL}, {OLD_UUID}" in "\n".join(asked.asks)
     confirmed = replace(view, confirmed=True)
     assert PROVIDER.judge_undo(confirmed, BACK).outcome == "hold"
-    old = told("looked", facts=facts(), ordered_boot="b1", references=ROWS)
+    old = told("looked", seen=facts(), ordered_boot="b1", references=ROWS)
     assert PROVIDER.judge_undo(confirmed, old).outcome == "accept"
-    named = told("looked", facts=facts(), references=[*ROWS, {"name": NEW_UUID, "file": "/etc/default/m", "line": 4}])
+    named = told("looked", seen=facts(), references=[*ROWS, {"name": NEW_UUID, "file": "/etc/default/m", "line": 4}])
     found = PROVIDER.judge_undo(confirmed, named)
     assert found.outcome == "hold" and "/etc/default/m:4" in found.why
 
@@ -169,7 +170,7 @@ def test_the_way_back_asks_for_the_old_card_and_accepts_no_other() -> None:
 def test_a_host_without_a_card_to_change_is_left_alone() -> None:
     view = replace(VIEW, host="gpu2", params={**PARAMS, "cards": [{**PARAMS["cards"][0], "host": "gpu1"}]})
     assert PROVIDER.args(view, "apply")["goal"] == []
-    assert verdict(view, told("looked", facts=facts())).outcome == "accept"
+    assert verdict(view, told("looked", seen=facts())).outcome == "accept"
 
 
 def test_only_the_swapped_slot_may_show_another_card_to_verify() -> None:
@@ -183,7 +184,7 @@ def test_only_the_swapped_slot_may_show_another_card_to_verify() -> None:
 
 
 def seen(**more: Any) -> CardReport:
-    return told("looked", facts=facts(), references=ROWS, **more)
+    return told("looked", seen=facts(), references=ROWS, **more)
 
 
 @pytest.mark.case("swapped-card-leaves-dead-uuid-in-configs")
@@ -196,6 +197,13 @@ def test_before_the_change_the_files_that_name_the_card_are_listed() -> None:
     assert "reversible by hands" in lines[0]
     assert f"the card that goes is named in /etc/docker/daemon.json:12 ({OLD_UUID})" in lines
     assert "names no card of this host: /etc/default/old:1 (GPU-0badcafe)" in lines
+
+
+def test_a_look_at_the_cards_alone_takes_nothing_from_what_a_bundle_remembers_of_the_host() -> None:
+    whole = {"facts": facts()}
+    reports = {"preflight/host": whole, "preflight/manual": {"seen": facts(), "references": ROWS}}
+    assert fingerprint.of_reports(reports, "preflight") == fingerprint.of(whole)
+    assert "facts" not in CardReport.model_fields
 
 
 def test_a_card_that_is_not_there_stops_the_change_before_it_begins() -> None:

@@ -22,7 +22,7 @@ options:
 author: gpuchange
 """
 EXAMPLES = "- gpuchange_card: {mode: apply, owner: '{{ gpuchange_owner }}', args: {goal: [{slot: '0000:1b:00.0'}]}}"
-RETURN = "report: {type: dict, returned: always, description: 'stage, facts, references, ordered_boot, heard'}"
+RETURN = "report: {type: dict, returned: always, description: 'stage, seen, references, ordered_boot, heard'}"
 
 import re  # noqa: E402
 from typing import Any, Dict, List, NoReturn  # noqa: E402
@@ -52,7 +52,7 @@ POWER_OFF = ["sh", "-c", "sleep 2; systemctl poweroff || poweroff"]
 
 def look(args: Dict[str, Any]) -> Dict[str, Any]:
     facts = dict(host.identity(), smi=gpu.smi(SMI_DEADLINE_S), pci=gpu.pci())
-    found = {"facts": facts, "machine_id": facts["machine_id"], "references": references(args.get("references") or ())}
+    found = {"seen": facts, "machine_id": facts["machine_id"], "references": references(args.get("references") or ())}
     if "arrived" in args:  # asked in preflight: are the serials or UUIDs that are to come there already?
         there = {name for card in cards(facts["smi"]["out"]).values() for name in card.values()}
         found["as_wanted"] = args["arrived"] is not None and set(args["arrived"]) <= there
@@ -96,7 +96,7 @@ def seen(module: AnsibleModule, args: Dict[str, Any]) -> NoReturn:
     fields = dict(found, ordered_boot=ordered.get("boot_id", ""))
     if ordered and ordered["boot_id"] == boot_id():
         finish(module, "running", stage="ordered", why="the host was told to power off", **fields)
-    there = cards(found["facts"]["smi"]["out"])
+    there = cards(found["seen"]["smi"]["out"])
     waits = not ordered and not args.get("confirmed") and not in_place(args["goal"], there)
     if waits and mode_of(module) == "probe":
         finish(module, "not_done", stage="looked", why="the cards have not been changed", **fields)

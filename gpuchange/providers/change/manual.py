@@ -79,17 +79,17 @@ class ManualParams(Params):
 
 
 class CardReport(Report):
-    """`stage`: looked (cards in `facts`), ordered (told to power off), away, doubtful. `heard`: who said what of it."""
+    """`stage`: looked (cards in `seen`), ordered (told to power off), away, doubtful. `heard`: who said what of it."""
 
     stage: Literal["looked", "ordered", "away", "doubtful"]
-    facts: dict[str, Any] = Field(default_factory=dict)
+    seen: dict[str, Any] = Field(default_factory=dict)  # not `facts`: these are the cards alone, no picture of a host
     references: tuple[Any, ...] = ()
     heard: tuple[str, ...] = ()
     ordered_boot: str = ""
 
     @property
     def picture(self) -> Snapshot:
-        return parse(self.facts)
+        return parse(self.seen)
 
 
 # ------------------------------------------------------------------------------------------------- what is wanted
@@ -102,7 +102,7 @@ def entries(view: HostView, params: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def before(view: HostView) -> Mapping[str, Any]:
     """The facts that tell the cards before the change: the seal's, or preflight's where nothing was sealed yet."""
-    facts: Mapping[str, Any] = mapping(sealed(view).get("facts")) or mapping(evidence(view, PREFLIGHT).get("facts"))
+    facts: Mapping[str, Any] = mapping(sealed(view).get("facts")) or mapping(evidence(view, PREFLIGHT).get("seen"))
     return facts
 
 
@@ -234,7 +234,7 @@ def _looked(view: HostView, report: CardReport) -> Verdict:
 def _found(view: HostView, report: CardReport, now: Snapshot) -> Found:
     was = parse(before(view))
     cards = card_swap.judge(aimed(view), was.smi, now.smi, now.pci, was.pci)
-    machine = identity.moved(before(view), report.facts)
+    machine = identity.moved(before(view), report.seen)
     stale, noted = _stale(view, report, now.smi) if now.smi.ok else ((), ())
     return Found((*machine, *cards.problems, *stale), (*cards.notes, *noted))
 
