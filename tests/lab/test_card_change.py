@@ -88,12 +88,13 @@ def test_a_card_is_changed_by_hand_through_a_killed_controller_wrong_cards_and_b
     assert f"slot {SLOT} holds the wrong card" in held(operator) and f"serial {WRONG}, expected {NEW}" in held(operator)
     assert "is x8, expected x16" in held(operator)
     missing_then_stale(operator, host, old)
-    host.run(["rm", "-r", DOCKER, DROP_IN])
+    new = cards.cards(host)[0]
+    rename(host, old["uuid"], new["uuid"])
     retried(operator, 0)
-    assert cards.cards(host)[0]["serial"] == NEW
+    assert new["serial"] == NEW
     assert boot_id(host) != booted
     fresh_hosts.wait_serving()
-    taken_back(operator, host, old)
+    taken_back(operator, host, old, new)
 
 
 def asked_then_killed(operator: Operator, host: Host, old: dict[str, Any]) -> None:
@@ -130,14 +131,25 @@ def names_the_old_card(host: Host, uuid: str) -> None:
     host.run(["tee", DROP_IN], stdin=f"[Service]\nEnvironment=NVIDIA_VISIBLE_DEVICES={uuid[:12]}\n")
 
 
-def taken_back(operator: Operator, host: Host, old: dict[str, Any]) -> None:
-    """The way back asks for the old card, hears the confirmation while it runs, and proves the old UUID."""
+def rename(host: Host, was: str, now: str) -> None:
+    """What the operator does about files that name a card that is gone."""
+    for file, length in ((DOCKER, 40), (DROP_IN, 12)):
+        host.run(["sed", "-i", f"s/{was[:length]}/{now[:length]}/", file])
+
+
+def taken_back(operator: Operator, host: Host, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """The way back asks for the old card, hears the confirmation while it runs, finds the files that now name the new
+    one, and proves the old UUID."""
     process = operator.start("rollback", operator.change().name, "--yes")
     told = "\n".join(asked(operator, process, "undo").data["asks"])
     assert f"put into slot {SLOT}: serial {old['serial']}, {old['uuid']}" in told
     swap(host, old["serial"])
     operator.run("confirm", operator.change().name, "gpu1").ended(0)
-    said = operator.finish(process).ended(0)
+    operator.finish(process).ended(5)
+    assert f"{DOCKER}:2 ({new['uuid']})" in held(operator)
+    rename(host, new["uuid"], old["uuid"])
+    operator.run("resolve", operator.change().name, "gpu1", "--retry").ended(0)
+    said = operator.run("resume", "--yes").ended(0)
     assert cards.cards(host)[0]["uuid"] == old["uuid"]
     assert "cards: 2 of 2 equal" in said.out, said.out
     assert "machine: the same machine-id" in said.out
