@@ -13,7 +13,7 @@ from gpuchange.providers.contract import HostView, Params
 from gpuchange.providers.types import Argv, Count, Duration, Name, Number, Percent, Pointer, Regex
 from gpuchange.reports import Report, Verdict
 
-BENCH_DEADLINE_S = 300.0
+BENCH_DEADLINE_S = 120.0
 LOOK_AGAIN_S = 3.0
 
 

@@ -21,7 +21,7 @@ from gpuchange.lab import Host
 
 STEPS = (
     *("preflight/host", "preflight/haproxy", "preflight/apt", "record/host", "backup/packages", "drain/haproxy"),
-    *("drain/gpu_users", "seal/host", "baseline/gpu", "stack/apt", "verify/host", "release/gpu_users"),
+    *("drain/gpu_users", "seal/host", "baseline/gpu", "stack/apt", "verify/host", "verify/gpu", "release/gpu_users"),
     *("release/haproxy", "watch/host", "owner_marker"),
 )
 """What a change of one host plays, in order; a boundary is named after the play that would come next."""

@@ -26,7 +26,16 @@ ROW = Row(
 
 STEPS = (
     *("preflight/host", "preflight/apt", "record/host", "backup/packages", "drain/haproxy", "drain/gpu_users"),
-    *("seal/host", "baseline/gpu", "stack/apt", "verify/host", "release/gpu_users", "release/haproxy", "watch/host"),
+    *(
+        "seal/host",
+        "baseline/gpu",
+        "stack/apt",
+        "verify/host",
+        "verify/gpu",
+        "release/gpu_users",
+        "release/haproxy",
+        "watch/host",
+    ),
     "owner_marker",
 )
 LONGEST = 4.0  # seconds into a play at which a random kill still falls

@@ -29,7 +29,7 @@ ROW = Row(
 
 STEPS = (
     *("preflight/host", "preflight/haproxy", "preflight/apt", "record/host", "backup/packages", "drain/haproxy"),
-    *("drain/gpu_users", "seal/host", "baseline/gpu", "stack/apt", "verify/host", "release/gpu_users"),
+    *("drain/gpu_users", "seal/host", "baseline/gpu", "stack/apt", "verify/host", "verify/gpu", "release/gpu_users"),
     *("release/haproxy", "watch/host", "owner_marker"),
 )
 Pair = tuple[str, str]

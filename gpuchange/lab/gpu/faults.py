@@ -73,7 +73,7 @@ _TABLE = (
     _flag("link-half-width", "under any other driver the last card's PCIe link has half its width", DRIVER),
     _flag("xid-in-log", "any other driver reports Xid 62 for the last card as it is loaded", DRIVER),
     _flag("throttle-under-load", "under any other driver the cards are slowed down by heat while they work", DRIVER),
-    _flag("kernel-hangs", "under any other driver the last card never ends a process's 60th arithmetic kernel", DRIVER),
+    _flag("kernel-hangs", "under any other driver the last card never ends a process's 32nd arithmetic kernel", DRIVER),
     Fault(
         "apt-hangs",
         "the next package to be configured asks a question on a terminal and waits for ever",
