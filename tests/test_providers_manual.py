@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpuchange.checks import fingerprint
 from gpuchange.errors import PlanError
@@ -178,6 +180,28 @@ def test_only_the_swapped_slot_may_show_another_card_to_verify() -> None:
     assert manual.moves(VIEW) == {SLOT: ("gpu_uuid", "serial")}
     view = replace(VIEW, params={})
     assert verify.moves(view) == {SLOT: ("gpu_uuid", "serial")}
+
+
+LEAF = st.none() | st.booleans() | st.integers() | st.text(max_size=20)
+KEYS = st.sampled_from(["smi", "pci", "rc", "out", "err", "address", "class", "machine_id", "boot_id", "name", "file"])
+JUNK = st.recursive(
+    LEAF, lambda kids: st.lists(kids, max_size=3) | st.dictionaries(KEYS, kids, max_size=4), max_leaves=8
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seen=st.dictionaries(KEYS, JUNK, max_size=4),
+    rows=st.lists(JUNK, max_size=3),
+    direction=st.sampled_from(["do", "undo"]),
+)
+def test_whatever_a_host_says_of_its_cards_it_is_judged(seen: Any, rows: Any, direction: Any) -> None:
+    report = told("looked", seen=seen, references=rows, ordered_boot="b0")
+    view = replace(
+        VIEW, confirmed=True, direction=direction, waited=1e6, memo={"stage": "settle", "since": 0, "retries": 0}
+    )
+    assert PROVIDER.judge(view, report).outcome == "hold"
+    preflight.judge(VIEW, report)
 
 
 # ---------------------------------------------------------------------------------------------------- preflight, plan

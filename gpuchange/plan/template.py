@@ -43,7 +43,8 @@ preflight: {min_free: 2GiB}
 #   - {provider: haproxy, balancers: [loadbalancers], backend: gpu, socket: /run/haproxy/admin.sock, timeout: 5m}
 
 baseline: {mode: best_effort}              # required | best_effort | skip; command and metrics: your own benchmark
-change: []                                 # nothing but the stack
+change: []                                 # nothing but the stack; or a card by hand:
+# change: [{provider: manual, cards: [{goes: "0000:1b:00.0", comes: {serial: "1650000000001"}}]}]
 # driver: auto, cudnn: auto: the newest that the host's package sources offer and that is known to fit its cards.
 stack: {provider: apt, driver: "570.172.08", cuda: "12.8.1", cudnn: "9.8.0", container_toolkit: "1.17.8"}
 verify: {tolerance: 5%}                    # stress: 60s loads all cards at once before the host serves again
