@@ -126,10 +126,12 @@ def test_the_template_is_a_valid_plan_and_fits_the_schema() -> None:
 def test_every_commented_example_of_the_template_is_valid() -> None:
     lines = template().splitlines()
     examples = [line[2:] if line.startswith("# ") and ("{" in line or line.endswith(":")) else line for line in lines]
-    text = "\n".join(line for line in examples if not line.startswith("gpu_users: {policy: wait"))
+    instead = ("gpu_users: {policy: wait", "change: []")  # of these the commented line is another choice
+    text = "\n".join(line for line in examples if not line.startswith(instead))
     plan = loads(text, "plan.yaml")
     assert {"hooks", "haproxy", "gpu_users"} == set(names(plan, "drain"))
     assert "rsync" in names(plan, "backup")
+    assert names(plan, "change") == ["manual"]
 
 
 def test_the_schema_is_draft_07_and_stands_without_null() -> None:
