@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -252,3 +253,23 @@ def test_a_login_shells_choice_of_cards_is_ignored(monkeypatch: pytest.MonkeyPat
 
 def test_an_exception_in_the_child_is_said() -> None:
     assert "ZeroDivisionError" in child.in_child(lambda step: {"x": 1 // 0}, 5, {})["why"]
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
+def test_nvidias_own_assembler_takes_our_kernels(arch: str) -> None:
+    """PTX to machine code needs no card, only libnvJitLink (in pip's nvidia-nvjitlink)."""
+    path = os.environ.get("GPUCHANGE_TEST_NVJITLINK")
+    if not path:
+        pytest.skip("GPUCHANGE_TEST_NVJITLINK names no libnvJitLink.so")
+    library, handle, size = ctypes.CDLL(path), ctypes.c_void_p(), ctypes.c_size_t()
+    suffix = os.environ.get("GPUCHANGE_TEST_NVJITLINK_SYMBOLS", "_13_4")  # its functions carry their version
+
+    def call(name: str, *arguments: Any) -> None:
+        assert getattr(library, f"__nvJitLink{name}{suffix}")(*arguments) == 0, name
+
+    call("Create", ctypes.byref(handle), ctypes.c_uint32(1), (ctypes.c_char_p * 1)(f"-arch={arch}".encode()))
+    text = driver.PTX + b"\0"
+    call("AddData", handle, ctypes.c_int(2), text, ctypes.c_size_t(len(text)), b"kernels")
+    call("Complete", handle)
+    call("GetLinkedCubinSize", handle, ctypes.byref(size))
+    assert size.value > 1000
