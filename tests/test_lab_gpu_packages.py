@@ -118,7 +118,7 @@ def library(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ctyp
     )
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")
     (tmp_path / "cards").write_text(
-        f"gpu 0 GPU-{'0' * 8}-0000-4000-8000-{'1' * 12} 0000:1b:00.0 1048576 9 0 0 0 1.0 Card\n"
+        f"gpu 0 GPU-{'0' * 8}-0000-4000-8000-{'1' * 12} 0000:1b:00.0 1048576 9 0 0 0 1.0 1.0 0 Card\n"
     )
     monkeypatch.setenv("GPUCHANGE_LAB_PROC", str(tmp_path / "version"))
     monkeypatch.setenv("GPUCHANGE_LAB_STATE", str(tmp_path / "cards"))
