@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import casebook
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["reliability.fixtures"]
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy one too
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

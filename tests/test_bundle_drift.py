@@ -83,6 +83,22 @@ class TestHosts:
         assert code == {"record_host": 5, "drain_gpu_users": 3, "seal_host": 5}[phase]
         assert ("h1", "watch_host", "apply") in desk.fleet.changed
 
+    def test_a_host_that_does_not_answer_the_last_look_is_judged_by_seal(self, desk: Desk, capsys: Captured) -> None:
+        """Unreachable just then is no drift; moved as well, it is found before the host itself is changed."""
+        path = desk.plan()
+        desk.fleet.faults["h1", "preflight_host", "probe"] = ["unreachable"]
+        desk.fleet.faults["h2", "preflight_host", "probe"] = ["unreachable"]
+
+        def move(request: Any) -> None:
+            if request.role == "seal_host" and "h2" in request.hosts:
+                desk.fleet.facts["h2"]["boot_id"] = "later"
+
+        desk.fleet.before = move
+        assert desk.run("apply", str(path), "--yes") == 5
+        assert "boot-id was boot-of-h2, is later" in capsys.readouterr().out
+        assert ("h1", "watch_host", "apply") in desk.fleet.changed
+        assert not {role for host, role, _ in desk.fleet.changed if host == "h2"} & {"baseline_gpu", "verify_host"}
+
     def test_a_resume_looks_anew_as_long_as_nothing_was_changed(self, desk: Desk, capsys: Captured) -> None:
         path = desk.plan()
         desk.fleet.faults["h1", "preflight_host", "apply"] = ["unreachable"]
