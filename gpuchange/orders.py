@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpuchange import confirming
 from gpuchange.change import Change
 from gpuchange.errors import LockedError, NeedsOperator, UsageError
+from gpuchange.fold import Ask
+from gpuchange.planner import HostState, StepKey
 from gpuchange.states import Event, Kind, Status
 
 
@@ -63,19 +65,21 @@ def _resolution(change: Change, host: str, answer: str) -> Event:
     if answer == "undo":
         return Event(Kind.TURNED, host=host, data={"why": "ordered by the operator"})
     kind = Kind.RETRY if answer == "retry" else Kind.MARKED
-    for event in _answers(change, host, kind, "by the operator"):
-        return event
-    raise NeedsOperator(f"{host} is not held in {change.id}", remedy=f"see: gpuchange status {change.id}")
+    asking = _asking(change.state.hosts[host])
+    if asking is None:
+        raise NeedsOperator(f"{host} is not held in {change.id}", remedy=f"see: gpuchange status {change.id}")
+    (phase, provider), direction = asking
+    return Event(kind, host, phase, provider, direction, data={"why": "by the operator"})
 
 
-def _answers(change: Change, host: str, kind: Kind, why: str) -> Iterator[Event]:
-    """`kind` for each step of `host` that is stuck, in the order of the table."""
-    stuck = (Status.HELD, Status.FAILED, Status.UNDO_HELD, Status.UNDO_FAILED)
-    for step in change.state.table.steps:
-        status = change.state.hosts[host].steps[step.key].status
-        if status in stuck:
-            direction = "undo" if status.value.startswith("undo") else "do"
-            yield Event(kind, host, step.phase.name, step.provider, direction, data={"why": why})
+def _asking(host: HostState) -> tuple[StepKey, str] | None:
+    """The step and direction that a host is stuck at. An older failure is no question: going back has answered it."""
+    key = host.frontier
+    if key is None or not (host.stance.ask in (Ask.OPERATOR, Ask.TURN) or host.left):
+        return None
+    status = host.steps[key].status
+    directions = {Status.HELD: "do", Status.FAILED: "do", Status.UNDO_HELD: "undo", Status.UNDO_FAILED: "undo"}
+    return (key, directions[status]) if status in directions else None
 
 
 def confirm(home: Path, host: str, by: str) -> Path | None:

@@ -216,6 +216,18 @@ def _calm(begin: Callable[..., Path]) -> list[Event]:
     return events(home)
 
 
+def test_an_answer_given_twice_answers_no_other_step(begin: Callable[..., Path]) -> None:
+    """A killed `resolve` may have been heard. The failure that turned the host back is no question any more."""
+    home = begin()
+    world = World(faults={("h1", "verify_host", "apply"): ["failed"], ("h1", "seal_host", "undo"): ["failed"]})
+    assert run(home, world) == 6
+    orders.resolve(home, "h1", "done")
+    with pytest.raises(NeedsOperator, match="not held"):
+        orders.resolve(home, "h1", "done")
+    assert run(home, world) == 3
+    assert statuses(home)["verify/host"] == Status.FAILED
+
+
 def test_resolve_retry_done_undo_leave(begin: Callable[..., Path]) -> None:
     faults = {("h1", "drain_gpu_users", "apply"): ["silent"], ("h1", "drain_gpu_users", "probe"): ["failed"]}
     home, world = begin(), World(faults=faults)

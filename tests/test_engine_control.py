@@ -273,14 +273,14 @@ def test_a_resume_says_why_it_takes_up_what_had_failed(begin: Callable[..., Path
 
 
 def marked(world: World) -> list[tuple[str, ...]]:
-    return [request.hosts for request in world.requests if request.role == engines.OWNER_ROLE]
+    return [request.hosts for request in world.requests if request.role == "owner_marker"]
 
 
 def test_markers_of_hosts_that_are_done_are_given_back_once(begin: Callable[..., Path]) -> None:
     home, world = begin(2), World()
     assert run(home, world) == 0
     assert marked(world) == [("h1", "h2")]
-    [request] = [request for request in world.requests if request.role == engines.OWNER_ROLE]
+    [request] = [request for request in world.requests if request.role == "owner_marker"]
     assert (request.tasks, request.host_args, request.shared["gpuchange_step"]) == ("apply", {"h1": {}, "h2": {}}, {})
     assert {event.host for event in events(home) if event.data.get("unmarked")} == {"h1", "h2"}
     assert run(home, world) == 0
