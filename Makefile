@@ -38,7 +38,7 @@ test: check  ## check, then the tests on real lab hosts (root; about half an hou
 	scripts/tools
 	python -m pytest -n auto -m 'reliability and not lab'
 	gpuchange lab build --install-tools
-	python -m pytest -m 'lab and not slow' --durations=15
+	python -m pytest -n 2 --dist loadfile -m 'lab and not slow' --durations=15
 
 test-all: test  ## test, then what is slow: the rest of the kill series and its like
 	python -m pytest -m slow

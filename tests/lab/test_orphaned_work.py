@@ -165,6 +165,7 @@ def courses(effort: Effort) -> list[list[Pair]]:
     return [list(host.values()) for host in hosts if host]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_every_fault_at_every_phase_ends_in_an_end_state(field: Field, effort: Effort, figures: Figures) -> None:
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
