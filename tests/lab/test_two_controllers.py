@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import pytest
@@ -49,7 +49,8 @@ def stopped(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
         yield all_of_it
     finally:
         for pid in reversed(all_of_it):
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # a kept connection may have been ended meanwhile
+                os.kill(pid, signal.SIGCONT)
 
 
 def refusals(events: list[Event], after: int = 0) -> set[str]:
