@@ -65,14 +65,14 @@ def _resolution(change: Change, host: str, answer: str) -> Event:
     if answer == "undo":
         return Event(Kind.TURNED, host=host, data={"why": "ordered by the operator"})
     kind = Kind.RETRY if answer == "retry" else Kind.MARKED
-    asking = _asking(change.state.hosts[host])
-    if asking is None:
+    asked = asking(change.state.hosts[host])
+    if asked is None:
         raise NeedsOperator(f"{host} is not held in {change.id}", remedy=f"see: gpuchange status {change.id}")
-    (phase, provider), direction = asking
+    (phase, provider), direction = asked
     return Event(kind, host, phase, provider, direction, data={"why": "by the operator"})
 
 
-def _asking(host: HostState) -> tuple[StepKey, str] | None:
+def asking(host: HostState) -> tuple[StepKey, str] | None:
     """The step and direction that a host is stuck at. An older failure is no question: going back has answered it."""
     key = host.frontier
     if key is None or not (host.stance.ask in (Ask.OPERATOR, Ask.TURN) or host.left):

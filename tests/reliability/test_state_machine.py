@@ -32,7 +32,7 @@ from gpuchange import orders
 from gpuchange.change import Change, Connection
 from gpuchange.errors import NeedsOperator
 from gpuchange.planner import exit_code, summary
-from gpuchange.states import Event, Kind, Status
+from gpuchange.states import Event, Status
 from reliability.crash_plans import soon
 from reliability.figures import Effort, Figures, Row
 from reliability.modelworld import DRAIN, FAULTS, Crash, World
@@ -185,7 +185,7 @@ class Machine(RuleBasedStateMachine):
 
     def _resolve(self, host: str, answer: str) -> None:
         with self._folded() as change:
-            stuck = next(orders._answers(change, host, Kind.MARKED, ""), None)
+            stuck = orders.asking(change.state.hosts[host])
         try:
             orders.resolve(self.home, host, answer)
         except NeedsOperator:
@@ -193,7 +193,8 @@ class Machine(RuleBasedStateMachine):
             return
         if answer == "done":
             assert stuck is not None
-            self.world.by_hand(host, stuck.phase, stuck.direction)
+            (phase, _), direction = stuck
+            self.world.by_hand(host, phase, direction)
         if answer in ("retry", "done"):
             self.world.going_back.discard(host)
         if answer == "undo":
