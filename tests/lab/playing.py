@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -93,12 +94,16 @@ class Player:
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
     """kill -9 of the play's whole process group; ansible-runner's own group goes with its controller."""
     for pid in _descendants(process.pid):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # ended by itself meanwhile
+            os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
 def _descendants(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # the same
+        return []
     return [pid, *(found for child in children for found in _descendants(int(child)))]
 
 
