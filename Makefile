@@ -36,7 +36,7 @@ check: lint fast  ## everything that needs neither root nor network
 
 test: check  ## check, then the tests on real lab hosts (root; about half an hour)
 	scripts/tools
-	python -m pytest -n auto -m 'reliability and not lab'
+	python -m pytest -n auto -m 'reliability and not lab and not slow'
 	gpuchange lab build --install-tools
 	python -m pytest -n 2 --dist loadfile -m 'lab and not slow' --durations=15
 
