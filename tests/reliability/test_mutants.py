@@ -38,7 +38,6 @@ def explained() -> dict[str, str]:
     return {entry["mutant"]: entry["why"] for entry in yaml.safe_load(SURVIVORS.read_text()) or []}
 
 
-@pytest.mark.slow
 def test_the_tests_kill_the_mutants(host: Host, effort: Effort, figures: Figures, tmp_path: Path) -> None:
     campaign = Campaign(host) if effort.full else Campaign(host, tmp_path)
     equal, killed, survived = explained(), 0, list[Mutant]()
