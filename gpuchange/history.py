@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from statistics import median
 from typing import TYPE_CHECKING
 
 from gpuchange.states import Event, Kind
@@ -25,6 +26,22 @@ def moment(at: str) -> datetime:
 def seconds(start: str, end: str) -> float:
     """Seconds between two event times, for people: never used to order or to time anything out."""
     return max(0.0, (moment(end) - moment(start)).total_seconds())
+
+
+def typical(changes: Iterable[Iterable[Event]]) -> dict[str, float]:
+    """ "phase/provider" → median seconds from a host's first intent to its acceptance, in steps of earlier changes."""
+    took: dict[str, list[float]] = {}
+    for events in changes:
+        begun: dict[tuple[str, str], str] = {}
+        for event in events:
+            step = f"{event.phase}/{event.provider}"
+            if event.direction != "do":
+                continue
+            if event.kind is Kind.STARTED:
+                begun.setdefault((event.host, step), event.at)
+            elif event.kind is Kind.ACCEPTED and (event.host, step) in begun:
+                took.setdefault(step, []).append(seconds(begun[event.host, step], event.at))
+    return {step: median(all_of_it) for step, all_of_it in took.items()}
 
 
 @dataclass

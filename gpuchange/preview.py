@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,6 +16,7 @@ from gpuchange.providers.contract import HostView, Provider
 Reports = Mapping[str, Mapping[str, Any]]
 """The report bodies of one host: "phase/provider" → body."""
 
+NOTHING_KNOWN: Mapping[str, float] = {}
 COMPONENTS = ("driver", "cuda", "cudnn", "container_toolkit")
 
 
@@ -45,7 +46,9 @@ class StepPreview:
 
 @dataclass(frozen=True)
 class HostPreview:
-    """One host. `downtime_s` is the estimate from drain to release; `problems` would stop the change."""
+    """One host. `downtime_s` is the estimate from drain to release, `learned` whether earlier changes tell how long
+    its longest step takes; `problems` would stop the change.
+    """
 
     host: str
     versions: tuple[Version, ...]
@@ -53,6 +56,7 @@ class HostPreview:
     problems: tuple[str, ...]
     as_wanted: bool
     downtime_s: float
+    learned: bool = False
 
     @property
     def no_return(self) -> tuple[str, ...]:
@@ -79,15 +83,25 @@ class Preview:
 
 @dataclass(frozen=True)
 class Row:
-    """A step of the table with its provider and the provider's parameters in the plan (JSON data)."""
+    """A step of the table with its provider and the provider's parameters in the plan (JSON data).
+
+    `seconds`: how long it will take, `learned` from earlier changes or estimated.
+    """
 
     phase: Phase
     provider: Provider
     params: Mapping[str, Any]
+    seconds: float = 0.0
+    learned: bool = False
 
     @property
     def key(self) -> str:
         return f"{self.phase.name}/{self.provider.name}"
+
+
+def _as_long_as(row: Row, took: Mapping[str, float]) -> Row:
+    known = row.key in took
+    return replace(row, seconds=took[row.key] if known else row.provider.estimate_s, learned=known)
 
 
 def rows(plan: Plan, phases: Sequence[Phase]) -> tuple[Row, ...]:
@@ -104,9 +118,13 @@ def build(
     phases: Sequence[Phase],
     looks: Mapping[str, Reports],
     problems: Mapping[str, Sequence[str]],
+    took: Mapping[str, float] = NOTHING_KNOWN,
 ) -> Preview:
-    """`looks` has each host's report bodies, `problems` what stands in each host's way, as the dry run saw them."""
-    steps, data = rows(plan, phases), plan.data
+    """`looks` has each host's report bodies, `problems` what stands in each host's way, as the dry run saw them.
+
+    `took`: "phase/provider" → seconds that the step took in earlier changes; else the provider's own estimate counts.
+    """
+    steps, data = [_as_long_as(row, took) for row in rows(plan, phases)], plan.data
     hosts = tuple(
         _host(data, steps, host, looks.get(host, {}), problems.get(host, ())) for host in {**looks, **problems}
     )
@@ -124,6 +142,7 @@ def _host(
         problems=tuple(problems),
         as_wanted=as_wanted,
         downtime_s=0.0 if as_wanted else downtime(steps),
+        learned=any(row.learned for row in sorted(_out(steps), key=lambda row: row.provider.estimate_s)[-1:]),
     )
 
 
@@ -137,7 +156,7 @@ def _step(plan: Mapping[str, Any], row: Row, host: str, reports: Reports) -> Ste
     reversible = row.phase.undo.why if isinstance(row.phase.undo, Irreversible) else row.provider.reversible
     body = reports.get(row.key)
     lines = _lines(plan, row, host, reports, body) if body is not None else ()
-    return StepPreview(row.phase.name, row.provider.name, lines, reversible, row.provider.estimate_s)
+    return StepPreview(row.phase.name, row.provider.name, lines, reversible, row.seconds)
 
 
 def _lines(plan: Mapping[str, Any], row: Row, host: str, reports: Reports, body: Mapping[str, Any]) -> tuple[str, ...]:
@@ -150,16 +169,13 @@ def _lines(plan: Mapping[str, Any], row: Row, host: str, reports: Reports, body:
 
 def downtime(steps: Sequence[Row]) -> float:
     """Estimated seconds out of service: every step from the phase that takes out to the one that brings back."""
-    total, out = 0.0, False
-    for row in _until_back(steps):
-        out = out or row.phase.takes_out
-        total += row.provider.estimate_s if out else 0.0
-    return total
+    return sum(row.seconds for row in _out(steps))
 
 
-def _until_back(steps: Sequence[Row]) -> Sequence[Row]:
+def _out(steps: Sequence[Row]) -> Sequence[Row]:
+    first = next((index for index, row in enumerate(steps) if row.phase.takes_out), len(steps))
     last = max((index for index, row in enumerate(steps) if row.phase.brings_back), default=len(steps) - 1)
-    return steps[: last + 1]
+    return steps[first : last + 1]
 
 
 def versions(plan: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[Version, ...]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpuchange import plan as plans
 from gpuchange.cli import render
+from gpuchange.history import typical
 from gpuchange.phase import NOTHING_TO_UNDO, Irreversible, Phase, Play
 from gpuchange.phases import PHASES
 from gpuchange.preview import Row, build, downtime, found_versions, moved, rows, same_version, wanted_versions
 from gpuchange.providers.contract import HostView, Params, Provider
 from gpuchange.reports import Report
+from gpuchange.states import Event, Kind
 
 PLAN = """
 version: 1
@@ -88,7 +91,28 @@ def test_what_moved_is_said_for_each_component() -> None:
 
 def test_downtime_counts_from_drain_to_release() -> None:
     steps = [row("preflight", 100), row("drain", 1), row("stack", 20), row("release", 3), row("watch", 100)]
-    assert downtime(steps) == 24
+    assert downtime([replace(one, seconds=one.provider.estimate_s) for one in steps]) == 24
+
+
+def test_what_earlier_changes_took_counts_more_than_an_estimate() -> None:
+    plan, looks = plans.loads(PLAN + 'stack: {provider: apt, driver: "570.172.08"}\n', "p"), {"gpu1": looked()}
+    guessed = build(plan, PHASES, looks, {}).hosts[0]
+    told = build(plan, PHASES, looks, {}, {"stack/apt": 7.0, "record/host": 99.0}).hosts[0]
+    assert not guessed.learned and told.learned
+    assert guessed.downtime_s - told.downtime_s == next(s for s in guessed.steps if s.phase == "stack").estimate_s - 7
+    assert "out of service for about" in render.preview_text(build(plan, PHASES, looks, {}, {"stack/apt": 7.0}), "")
+    assert "(as in earlier changes)" in render.preview_text(build(plan, PHASES, looks, {}, {"stack/apt": 7.0}), "")
+
+
+def test_how_long_a_step_takes_is_the_median_over_hosts_and_changes() -> None:
+    def step(host: str, start: str, end: str, kind: Kind = Kind.ACCEPTED) -> list[Event]:
+        return [Event(one, host=host, phase="stack", provider="apt", direction="do", at=f"2026-01-01T00:{at}+00:00")
+                for one, at in ((Kind.STARTED, start), (kind, end))]  # fmt: skip
+
+    again = step("gpu1", "00:00", "00:05", Kind.AGAIN) + step("gpu1", "00:06", "00:10")
+    other = step("gpu2", "01:00", "01:20") + step("gpu3", "01:00", "05:00", Kind.REJECTED)
+    assert typical([again, other + step("gpu4", "02:00", "02:11")]) == {"stack/apt": 11.0}
+    assert typical([]) == {}
 
 
 def test_rows_mirror_drain_at_release() -> None:

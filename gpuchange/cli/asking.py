@@ -64,7 +64,7 @@ def show(plan: Plan, looks: Looks, look: str, go: str = "") -> Preview:
     from gpuchange import preview
     from gpuchange.phases import PHASES
 
-    seen = preview.build(plan, PHASES, looks.hosts, looks.problems)
+    seen = preview.build(plan, PHASES, looks.hosts, looks.problems, changes.step_seconds(current().root))
     if current().json:
         live.emit(render.preview_json(seen))
     else:

@@ -9,14 +9,15 @@ import os
 import socket
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from gpuchange.cli import story
 from gpuchange.cli.words import clean, clock, duration
 from gpuchange.confirming import Confirmations
-from gpuchange.errors import UsageError
-from gpuchange.history import History
+from gpuchange.errors import GpuchangeError, UsageError
+from gpuchange.history import History, typical
 from gpuchange.journal import Head, Journal
 from gpuchange.locking import boot, holder
 from gpuchange.phases import PHASES
@@ -24,6 +25,7 @@ from gpuchange.planner import State, Table, exit_code
 from gpuchange.states import Event, Kind
 
 JOURNAL = "journal.db"
+LEARNED_FROM, MOST_EVENTS = 5, 20_000  # changes, and events of each, that estimates are made of
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,19 @@ def read(directory: Path) -> Change:
         history.see(event, state)
         hands.fold(event)
     return Change(directory, meta, events, state, history, hands)
+
+
+def step_seconds(root: Path) -> dict[str, float]:
+    """How long each step took in the latest changes below `root`, for estimates; what cannot be read tells nothing."""
+    return typical(_first_events(directory) for directory in directories(root)[:LEARNED_FROM])
+
+
+def _first_events(directory: Path) -> list[Event]:
+    try:
+        with Journal.open(directory / JOURNAL, readonly=True) as journal:
+            return list(islice(journal.events(), MOST_EVENTS))
+    except GpuchangeError:
+        return []
 
 
 def alive(directory: Path) -> bool:

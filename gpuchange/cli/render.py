@@ -53,7 +53,8 @@ def _host(alike: Sequence[HostPreview]) -> Iterator[str]:
     if host.as_wanted or host.problems:
         return
     yield from (f"    {words.clean(line)}" for line in _said(host))
-    yield f"    out of service for about {words.duration(host.downtime_s)} each (estimate)"
+    how = "as in earlier changes" if host.learned else "estimate"
+    yield f"    out of service for about {words.duration(host.downtime_s)} each ({how})"
     yield from _no_return(host)
 
 

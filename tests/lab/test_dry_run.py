@@ -81,7 +81,7 @@ def assert_previewed(text: str, hosts: list[str]) -> None:
     assert re.search(rf"~ driver +{re.escape(OLD_DRIVER)} → {re.escape(NEW_DRIVER)}", part), text
     assert re.search(r"~ cuda +12\.4\S* → 12\.8\.1", part), text
     assert re.search(r"~ cudnn +9\.1\S* → 9\.8\.0", part), text
-    assert re.search(r"out of service for about .*\(estimate\)", part), text
+    assert re.search(r"out of service for about .*\((estimate|as in earlier changes)\)", part), text
     assert "reversible: yes" in part, text
     assert "point of no return" not in part, text
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 from changes import NEW_DRIVER, OLD_DRIVER, ledger, loaded_driver, owner_marker, since
-from crashing import MOMENTS, Controller, Gate, descendants, once
+from crashing import MOMENTS, Controller, Gate, descendants, kill_tree, once
 from field import SIDE_BY_SIDE, Field
 from reliability.figures import Effort, Figures, Row
 
@@ -51,6 +51,16 @@ def stopped(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
         for pid in reversed(all_of_it):
             with suppress(ProcessLookupError):  # a kept connection may have been ended meanwhile
                 os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def ending(controller: Controller, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """When the test gives up inside, nothing of this run is left."""
+    try:
+        yield
+    except BaseException:
+        kill_tree(controller, process)
+        raise
 
 
 def refusals(events: list[Event], after: int = 0) -> set[str]:
@@ -112,8 +122,9 @@ def meet(field: Field, step: str, moment: str = "before") -> Meeting:
                 works = second.begin("apply", str(second.directory / "plan.yaml"), "--yes")
                 middle = second.until(works, once(only=lambda gate: gate.step in ("stack/apt", "watch/host")))
                 gate.go()
-            _come_back(first, process, host, meeting)
-            _second_ends(second, works, middle, host, meeting)
+            with ending(second, works):
+                _come_back(first, process, host, meeting)
+                _second_ends(second, works, middle, host, meeting)
             _never_again(first, host, meeting)
     return meeting
 
@@ -149,7 +160,7 @@ def _unlock(first: Controller, second: Controller, host: Host, meeting: Meeting)
     wait_until(opened, timeout=240, what="the host's work to end, so that it can be unlocked", interval=0.5)
 
 
-def _come_back(first: Controller, process: subprocess.Popen[bytes], gate: Gate, host: Host, meeting: Meeting) -> None:
+def _come_back(first: Controller, process: subprocess.Popen[bytes], host: Host, meeting: Meeting) -> None:
     """The first goes on as if nothing had been: the host must refuse it, with the second in the middle of its work."""
     written, last = ledger(host), len(first.events())
     assert first.until(process, lambda _: False) is None
