@@ -75,4 +75,6 @@ def show(plan: Plan, looks: Looks, look: str, go: str = "") -> Preview:
 def _next(seen: Preview, look: str, go: str) -> str:
     if seen.problems:
         return f"mend what is marked with !, then: {look}"
-    return (go or "a yes below carries it out") if seen.to_change else "nothing"
+    if not seen.to_change:
+        return "nothing"
+    return go or ("carried out at once, as --yes says" if current().yes else "a yes below carries it out")
