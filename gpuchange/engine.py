@@ -297,7 +297,7 @@ class Engine:
         for key, _ in self._selector.select(timeout):
             if key.fd == self._wake_read:
                 self._woken()
-            else:
+            elif key.fd in self.plays:  # an end is told twice while a process just forked holds the pipe too
                 self._read(*self.plays[key.fd])
 
     def _woken(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -217,6 +218,17 @@ def test_a_play_that_says_nothing_yet_is_read_again_and_writes_nothing(begin: Ca
     assert engine.plays == {}
     engine.close()
     assert [(e.kind, e.phase) for e in events(home)] == [(e.kind, e.phase) for e in events(calm_home)]
+
+
+def test_a_play_whose_end_is_told_twice_is_read_once(
+    begin: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Twice(selectors.DefaultSelector):  # as epoll does while a process just forked holds the closed pipe too
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            return super().select(timeout) * 2
+
+    monkeypatch.setattr(engines.selectors, "DefaultSelector", Twice)
+    assert run(begin(), World()) == 0
 
 
 def test_the_wait_for_a_silent_host_counts_what_was_waited_before(

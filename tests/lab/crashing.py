@@ -253,12 +253,19 @@ def kill_alone(_controller: Controller, process: subprocess.Popen[bytes]) -> Non
 def kill_tree(controller: Controller, process: subprocess.Popen[bytes]) -> None:
     """kill -9 of the engine and everything it started, as the end of its machine would."""
     process.send_signal(signal.SIGSTOP)  # so that it starts nothing while its processes are counted
-    for pid in (*descendants(process.pid), *_plays(controller)):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    _kill(descendants(process.pid))
     process.kill()
     process.wait()
-    wait_until(lambda: not any(map(alive, _plays(controller))), timeout=30, what="the tree to end", interval=POLL)
+    wait_until(lambda: not _kill(_plays(controller)), timeout=30, what="the tree to end", interval=POLL)
+
+
+def _kill(pids: list[int]) -> list[int]:
+    """kill -9; those that were alive. A play may fork while it is being killed: ask again until there are none."""
+    there = [pid for pid in pids if alive(pid)]
+    for pid in there:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return there
 
 
 def _plays(controller: Controller) -> list[int]:

@@ -284,7 +284,7 @@ class Server:
     def outcome(place: Place, code: int) -> dict[str, Any]:
         found = {"code": code, "ledger": place.ledger(), "statuses": place.statuses(), "markers": place.markers()}
         said = (place.root / "said.txt").read_text(errors="replace")
-        return {**found, "left": place.left_behind(), "said": said[-3000:] if "Traceback" in said else ""}
+        return {**found, "left": place.left_behind(), "said": said[-3000:], "traceback": "Traceback" in said}
 
 
 def remedy(script: Script, stage: tuple[str, ...]) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ def faults(script: str, calm: Job, found: Job) -> dict[str, list[Any]]:
         "overlapping": [act for act in acts if act[2] == "overlap"],
         "out_of_order": [f"{most_out(acts)} hosts out at once"] if most_out(acts) > limit else [],
         "left_behind": [*found["left"], *(f"owner marker of {host}" for host in found["markers"])],
-        "otherwise_wrong": [found["said"]] if found["said"] else [],
+        "otherwise_wrong": [found["said"]] if found["traceback"] else [],
     }
     if calm["markers"]:
         wrong["left_behind"] = found["left"]
@@ -131,7 +131,8 @@ def faults(script: str, calm: Job, found: Job) -> dict[str, list[Any]]:
     before = [tuple(act) for act in calm["ledger"]]
     wrong["lost"], wrong["repeated"] = lost(before, acts), repeated(before, acts)
     wrong["out_of_order"] += out_of_order(before, acts) if not wrong["lost"] and not wrong["repeated"] else []
-    wrong["otherwise_wrong"] += [f"{key}: {found[key]}" for key in ("code", "statuses") if found[key] != calm[key]]
+    differs = [key for key in ("code", "statuses") if found[key] != calm[key]]
+    wrong["otherwise_wrong"] += [f"{key}: {found[key]}, and it said {found['said']}" for key in differs]
     return wrong
 
 
