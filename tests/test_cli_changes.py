@@ -90,6 +90,32 @@ def test_apply_shows_asks_acts_and_sums_up(world: World, capsys: Captured) -> No
     assert ": done, 2 host(s)" in capsys.readouterr().out
 
 
+def test_a_change_that_did_nothing_is_never_the_one_meant(world: World, capsys: Captured) -> None:
+    assert main(["rollback", "--yes"]) == 64
+    assert main(["apply", "plan.yaml", "--yes"]) == 0
+    world.faults["h2", "preflight_host", "apply"] = ["refused"]
+    assert main(["apply", "plan.yaml", "--yes"]) == 7
+    first, refused = kept()
+    world.faults["h1", "drain_gpu_users", "undo"] = ["failed"]
+    assert main(["resume"]) == 64 and refused.name in capsys.readouterr().err  # nothing else is to be resumed; it asks
+    assert main(["abort", "--yes"]) == 0
+    assert main(["list"]) == 0 and "left as it stands" in capsys.readouterr().out
+    assert main(["rollback", "--yes"]) == 6
+    assert f"change {first.name}" in capsys.readouterr().err
+    assert main(["resume"]) == 6 and first.name in capsys.readouterr().err
+    assert main(["resolve", first.name, "h1", "--retry"]) == 0 and main(["resume"]) == 0
+    assert main(["rollback", "--yes"]) == 64
+    assert "no change here did anything that could be taken back" in capsys.readouterr().err
+
+
+def test_why_a_host_went_back_is_said_at_the_end_and_in_status(world: World, capsys: Captured) -> None:
+    world.faults["h1", "verify_host", "apply"] = ["failed"]
+    assert main(["apply", "plan.yaml", "--yes"]) == 3
+    assert "why h1 went back: h1 verify/host failed: it broke" in capsys.readouterr().out
+    assert main(["status"]) == 0
+    assert "why h1 went back: h1 verify/host failed: it broke" in capsys.readouterr().out
+
+
 def test_apply_without_a_terminal_needs_yes_and_touches_nothing(world: World, capsys: Captured) -> None:
     assert main(["apply", "plan.yaml"]) == 64
     assert "add --yes" in capsys.readouterr().err

@@ -91,6 +91,17 @@ def _incomplete() -> None:
     raise http.client.IncompleteRead(b"first\n")
 
 
+def test_a_refused_drain_leaves_no_lock_once_it_is_given_up(balancer: Balancer) -> None:
+    report(balancer, "apply", backends=["lonely"], wait_s=0.1)
+    assert host.read_owner("h1")
+    assert report(balancer, "undo", backends=["lonely"])["state"] == "done"
+    assert not host.read_owner("h1")
+    report(balancer, "apply")  # now another change has it, and one that took nothing gives nothing of it back
+    other = play(balancer, "undo", owner=dict(OWNER, change="c2"))["report"]
+    assert other["state"] == "done" and (host.read_owner("h1") or {})["change"] == OWNER["change"]
+    assert balancer.server()["admin"] == "drain"
+
+
 def test_last_serving_server_is_not_taken_out(balancer: Balancer) -> None:
     refused = report(balancer, "apply", backends=["lonely"], wait_s=0.1)
     assert refused["state"] == "not_done" and "0 other servers serve (none), at least 1 must" in refused["why"]

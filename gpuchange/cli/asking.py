@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from gpuchange.plan import Plan
     from gpuchange.preview import Preview
 
-AGREED = "agreed"
-
 
 def carry(directory: Path, reach: Connection, look: str) -> int:
     """Ask unless it was agreed to, then run. Raises click.Abort or UsageError when the answer is no.
@@ -38,8 +36,7 @@ def _recheck(engine: Engine) -> None:
 def agreed(directory: Path) -> bool:
     """Whether somebody said yes to the preview of this change, or has taken it in hand since."""
     found = changes.read(directory)
-    noted = any(event.kind is Kind.NOTE and event.data.get(AGREED) for event in found.events)
-    return noted or found.state.counts.touched > 0
+    return found.agreed or found.state.counts.touched > 0
 
 
 def preflighted(engine: Engine, look: str) -> int | None:
@@ -55,7 +52,7 @@ def preflighted(engine: Engine, look: str) -> int | None:
         words.warn("every host is as the plan wants it: nothing to do")
         return 0
     running.confirm(f"change {len(seen.to_change)} host(s)?")
-    engine.note(Event(Kind.NOTE, data={AGREED: True}))
+    engine.note(Event(Kind.NOTE, data={changes.AGREED: True}))
     return None
 
 

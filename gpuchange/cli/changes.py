@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -24,7 +25,8 @@ from gpuchange.phases import PHASES
 from gpuchange.planner import State, Table, exit_code
 from gpuchange.states import Event, Kind
 
-JOURNAL = "journal.db"
+JOURNAL, AGREED = "journal.db", "agreed"
+REJECTED, HELD = Kind.REJECTED, Kind.HELD
 LEARNED_FROM, MOST_EVENTS = 5, 20_000  # changes, and events of each, that estimates are made of
 
 
@@ -60,6 +62,15 @@ class Change:
         return exit_code(self.state)
 
     @property
+    def agreed(self) -> bool:
+        """Whether somebody said yes to its preview."""
+        return any(event.kind is Kind.NOTE and event.data.get(AGREED) for event in self.events)
+
+    @property
+    def cut_short(self) -> bool:
+        return self.outcome == story.CUT_SHORT
+
+    @property
     def outcome(self) -> str:
         return story.outcome(self.events, self.state, alive(self.directory))
 
@@ -71,13 +82,15 @@ def directories(root: Path) -> list[Path]:
     return sorted((path for path in root.iterdir() if (path / JOURNAL).is_file()), reverse=True)
 
 
-def find(root: Path, name: str | None) -> Path:
-    """The change called `name` (or the only one whose name holds it); the latest if None. Raises UsageError."""
+def find(root: Path, name: str | None, meant: Callable[[Path], bool] | None = None) -> Path:
+    """The change called `name` (or the only one whose name holds it); if None, the latest that is `meant`, else the
+    latest. Raises UsageError.
+    """
     known = directories(root)
     if not known:
         raise UsageError("there is no change yet", where=str(root), remedy="gpuchange apply PLAN, or give --state-dir")
     if name is None:
-        return known[0]
+        return next(filter(meant, known), known[0]) if meant else known[0]
     exact = [path for path in known if path.name == name]
     near = exact or [path for path in known if name in path.name]
     if len(near) == 1:
@@ -86,6 +99,19 @@ def find(root: Path, name: str | None) -> Path:
         listed = ", ".join(path.name for path in near[:5])
         raise UsageError(f"{name} fits {len(near)} changes: {listed}", remedy="give more of its name")
     raise UsageError(f"no change is called {name}", where=str(root), remedy="gpuchange list")
+
+
+def undoable(directory: Path) -> bool:
+    """Whether the change did something to a host that is not taken back: what `rollback` alone can mean."""
+    hosts = read(directory).state.hosts.values()
+    return any(host.touched and not host.rolled_back for host in hosts)
+
+
+def unfinished(directory: Path) -> bool:
+    """Whether there is more to do than a refused `apply` leaves behind: what `resume` alone can mean."""
+    found = read(directory)
+    going = not all(host.finished and not host.held for host in found.state.hosts.values())
+    return going and (found.state.counts.touched > 0 or found.agreed or found.cut_short)
 
 
 def read(directory: Path) -> Change:
@@ -172,6 +198,16 @@ def open_work(found: Change) -> list[str]:
     return lines
 
 
+def reasons(found: Change) -> list[str]:
+    """Why each host that went back did so; what is still a question is told by `questions`."""
+    lines = []
+    for host, standing in found.state.hosts.items():
+        failed = [e for e in found.events if e.host == host and e.direction == "do" and e.kind in (REJECTED, HELD)]
+        if standing.turned and failed:
+            lines.append(f"why {clean(host)} went back: {story.sentence(failed[-1])}")
+    return lines
+
+
 def questions(found: Change) -> list[str]:
     """What waits for a human, and the command that answers it."""
     lines = []
@@ -205,7 +241,7 @@ def findings(found: Change, direction: str) -> list[tuple[str, str, str]]:
 
 def next_command(found: Change, code: int) -> str:
     """What to run after the change ended with `code`."""
-    if code in (130, 143) or found.outcome in ("stopped before its end", "cut short", "answered, to be resumed"):
+    if code in (130, 143) or found.outcome in ("stopped before its end", story.CUT_SHORT, "answered, to be resumed"):
         return f"gpuchange resume {found.id}"
     if code in (5, 6):
         return f"gpuchange status {found.id}"

@@ -21,12 +21,12 @@ NOTE_TAKEN_S = 5.0
 @ansible_flags
 @common
 def resume(change: str | None, **flags: Any) -> int:
-    """Go on with CHANGE (default: the latest) after a crash, a pause or an answer. Looks before it acts.
+    """Go on with CHANGE (default: the latest that is not at its end) after a crash, a pause or an answer.
 
-    Hosts that wait only because they could not be reached are looked at again. A change whose preview was never agreed
-    to shows it and asks first.
+    Looks before it acts. Hosts that wait only because they could not be reached are looked at again. A change whose
+    preview was never agreed to shows it and asks first.
     """
-    directory = changes.find(current().root, change)
+    directory = changes.find(current().root, change, changes.unfinished)
     return asking.carry(directory, bundles.bound(directory, connection(**flags)), f"gpuchange resume {directory.name}")
 
 
@@ -36,17 +36,19 @@ def resume(change: str | None, **flags: Any) -> int:
 @ansible_flags
 @common
 def rollback(change: str | None, hosts: tuple[str, ...], **flags: Any) -> int:
-    """Take CHANGE back on HOSTS (default: all it has touched), one at a time, and prove it.
+    """Take CHANGE (default: the latest that did something) back on HOSTS (default: all it has touched), with proof.
 
     Hosts that it has not touched yet are left as they are. Hosts not named stay where they stand.
     """
     from gpuchange import orders
 
-    directory = changes.find(current().root, change)
+    directory = changes.find(current().root, change, changes.undoable)
     found = changes.read(directory)
     unknown = sorted(set(hosts) - set(found.hosts))
     if unknown:
         raise UsageError(f"not in this change: {', '.join(unknown)}", remedy=f"gpuchange status {directory.name}")
+    if not change and not changes.undoable(directory):
+        raise UsageError("no change here did anything that could be taken back", remedy="gpuchange list")
     running.confirm(f"take {directory.name} back on {', '.join(hosts) or 'every host it has touched'}?")
     reach = bundles.bound(directory, connection(**flags))
     orders.rollback(directory, list(hosts) or None)
@@ -114,10 +116,10 @@ def _taken(note: Path) -> bool:
 @click.argument("change", required=False)
 @common
 def pause(change: str | None) -> None:
-    """Let the plays of CHANGE that run now finish, and start no more; its controller then ends."""
+    """Let the plays of CHANGE (default: the one under way) finish and start no more; its controller then ends."""
     from gpuchange import orders
 
-    directory = changes.find(current().root, change)
+    directory = changes.find(current().root, change, changes.alive)
     orders.pause(directory)
     words.say(f"{directory.name}: starts nothing more\nnext: gpuchange status {directory.name}; then gpuchange resume")
 
@@ -126,13 +128,16 @@ def pause(change: str | None) -> None:
 @click.argument("change", required=False)
 @common
 def abort(change: str | None) -> None:
-    """End CHANGE: hosts not yet begun are left as they are. Hosts in work stay in work: resume or roll them back."""
+    """End CHANGE (default: the latest that is not at its end): hosts not yet begun are left as they are.
+
+    Hosts in work stay in work: resume or roll them back.
+    """
     from gpuchange import orders
     from gpuchange.states import Event, Kind
 
-    directory = changes.find(current().root, change)
+    directory = changes.find(current().root, change, changes.unfinished)
     found = changes.read(directory)
-    idle = [h for h in found.hosts if not found.state.hosts[h].touched and not found.state.hosts[h].finished]
+    idle = [name for name, host in found.state.hosts.items() if not host.touched and (host.held or not host.finished)]
     running.confirm(f"leave {len(idle)} host(s) of {directory.name} as they are, for good?")
     orders.order(directory, [Event(Kind.LEFT, host=host, data={"why": "aborted by the operator"}) for host in idle])
     words.say(f"left as they are: {', '.join(idle) or 'none'}")

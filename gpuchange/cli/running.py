@@ -95,7 +95,7 @@ def _ended(found: changes.Change, code: int) -> int:
     words.say("")
     words.say(summary_table(found))
     words.say(f"most hosts out of service at once: {found.history.most_out}")
-    for line in (*_proof(found), *changes.open_work(found), *changes.questions(found)):
+    for line in (*changes.reasons(found), *_proof(found), *changes.open_work(found), *changes.questions(found)):
         words.say(line)
     words.say(f"\n{words.heading(found.outcome)} (exit {code})\nnext: {changes.next_command(found, code)}")
     return code

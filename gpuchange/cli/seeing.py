@@ -14,15 +14,15 @@ from gpuchange.cli.settings import common, current
 @click.argument("change", required=False)
 @common
 def status(change: str | None) -> None:
-    """Where each host of CHANGE (default: the latest) stands, and what needs an answer."""
-    found = changes.read(changes.find(current().root, change))
+    """Where each host of CHANGE (default: the one under way, else the latest) stands, and what needs an answer."""
+    found = changes.read(changes.find(current().root, change, changes.alive))
     if current().json:
         words.say(words.as_json(changes.as_json(found)))
         return
     words.say(changes.headline(found) + "\n")
     rows = [_row(found, host) for host in found.hosts]
     words.say(words.table(("HOST", "STANDS", "AT", "SINCE", "OUT OF SERVICE"), rows))
-    for line in (*changes.open_work(found), *changes.questions(found)):
+    for line in (*changes.reasons(found), *changes.open_work(found), *changes.questions(found)):
         words.say(line)
 
 

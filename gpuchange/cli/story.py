@@ -82,6 +82,7 @@ _OUTCOME = {
     6: "rollback failed",
 }
 
+CUT_SHORT = "cut short"
 _ORDERS = frozenset({Kind.RETRY, Kind.MARKED, Kind.TURNED, Kind.LEFT})
 
 
@@ -93,7 +94,9 @@ def outcome(events: Sequence[Event], state: State, alive: bool) -> str:
     if last is None:
         return "not begun"
     if last.kind is Kind.CONTROLLER:
-        return "cut short"
+        return CUT_SHORT
+    if all(host.left for host in state.hosts.values()):
+        return "left as it stands"
     if any(event.kind in _ORDERS and event.seq > last.seq for event in events):
         return "answered, to be resumed"
     return ended(int(last.data.get("code", 0)), state)

@@ -38,10 +38,12 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
     args_of,
     direction_of,
     finish,
+    locked,
     mode_of,
     open_module,
     owned,
     read_owner,
+    refusal,
     release_owner,
     shut_out,
     state_path,
@@ -179,6 +181,7 @@ def timed_out(job: Job, look: Look, waited: float) -> NoReturn:
 
 def undo(job: Job) -> NoReturn:
     if not job.notes.data.get("servers"):
+        give_up_marker(job)
         job.finish("done", job.look(), note="this change never took %s out" % job.server)
     with job.owned():
         look = job.look()
@@ -193,6 +196,14 @@ def undo(job: Job) -> NoReturn:
         job.notes.save(released=True)
         release_owner(job.module, job.server)
     job.finish("done", look, waited_s=round(time.monotonic() - job.begun, 1))
+
+
+def give_up_marker(job: Job) -> None:
+    """A drain that was refused has taken nothing but the marker; somebody else's is left alone."""
+    with locked(job.module):
+        marker = read_owner(job.server)
+        if marker and not refusal(marker, job.module.params["owner"]):
+            release_owner(job.module, job.server)
 
 
 def somebody_elses(job: Job, look: Look) -> str:
