@@ -23,7 +23,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve()
 PROGRAMS = HERE.parent.parent / "playbooks" / "module_utils"
-NEEDED = ("gpuchange_hashing.py", "gpuchange_manifest_stream.py")
+NEEDED = ("gpuchange_hashing.py", "gpuchange_walk.py", "gpuchange_manifest_stream.py")
 MIB = 1024 * 1024
 MOST_RATIO, MOST_MEMORY_MIB = 1.15, 64.0
 FOLDER = "/root/hashing-benchmark"

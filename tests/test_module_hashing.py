@@ -185,10 +185,10 @@ def test_a_copy_is_compared_under_the_names_of_its_source(tree: Path) -> None:
 def test_a_file_that_does_not_hold_still_is_busy(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = hashing._digest
 
-    def writing_meanwhile(handle: int) -> Any:
+    def writing_meanwhile(handle: int, how: hashing.How) -> Any:
         with open(tree / "a", "ab") as file:
             file.write(b"x")
-        return real(handle)
+        return real(handle, how)
 
     monkeypatch.setattr(hashing, "_digest", writing_meanwhile)
     summary = make(tree, "m")
@@ -199,10 +199,10 @@ def test_a_file_that_does_not_hold_still_is_busy(tree: Path, monkeypatch: pytest
 def test_an_input_output_error_is_its_own_finding(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = hashing._digest
 
-    def failing(handle: int) -> Any:
+    def failing(handle: int, how: hashing.How) -> Any:
         if os.fstat(handle).st_size == 5:
             raise OSError(5, "Input/output error")
-        return real(handle)
+        return real(handle, how)
 
     monkeypatch.setattr(hashing, "_digest", failing)
     summary = make(tree, "m")

@@ -14,6 +14,7 @@ from typing import Any
 import hostcode
 import pytest
 from ansible.module_utils import gpuchange_backup as backup
+from ansible.module_utils import gpuchange_backup_look as looking
 from ansible.module_utils import gpuchange_hashing as hashing
 from ansible.module_utils import gpuchange_host as host
 from ansible.module_utils import gpuchange_unit as unit
@@ -94,7 +95,7 @@ def test_an_emptied_source_is_refused_and_the_last_set_untouched(source: Path) -
     make(source)
     shutil.rmtree(source)
     source.mkdir()
-    with pytest.raises(backup.Refused, match="is empty, the last backup holds 10 files"):
+    with pytest.raises(looking.Refused, match="is empty, the last backup holds 10 files"):
         make(source, "c2")
     assert (tree(source) / "one").exists() and sorted(os.listdir(source.parent / "backup")) == ["c1"]
 
@@ -106,29 +107,75 @@ def test_a_source_that_is_no_longer_mounted_is_refused(source: Path, monkeypatch
     content = json.loads(described.read_text())
     content["filesystems"][str(source)] = elsewhere
     described.write_text(json.dumps(content))
-    with pytest.raises(backup.Refused, match=r"is not mounted: it was on /data \(/dev/sdb1\)"):
+    with pytest.raises(
+        looking.Refused, match=r"is not mounted \(expected /dev/sdb1 on /data\).*earlier backups untouched"
+    ):
+        make(source, "c2")
+
+
+def test_another_disk_at_the_same_place_is_refused(source: Path) -> None:
+    make(source)
+    described = source.parent / "backup/c1/set.json"
+    content = json.loads(described.read_text())
+    content["filesystems"][str(source)].update(uuid="AAAA")
+    described.write_text(json.dumps(content))
+    with pytest.raises(looking.Refused, match=r"is another filesystem \(expected UUID AAAA, found .*untouched"):
         make(source, "c2")
 
 
 def test_a_large_shrink_stops_until_the_plan_allows_it(source: Path) -> None:
     make(source)
     (source / "hole").unlink()
-    with pytest.raises(backup.Refused, match="allow_shrink"):
+    with pytest.raises(looking.Refused, match="allow_shrink"):
         make(source, "c2")
     assert make(source, "c2", allow_shrink=100)["files"] == 7
 
 
 def test_space_is_counted_in_blocks_of_unique_files(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = backup.estimate([str(source)], [], None)
+    wanted = looking.estimate([str(source)], [], None)
     assert 100_000 <= wanted["need"] < 1024 * 1024  # neither three times `one`, nor the hole
 
     class Full:
         f_bavail, f_frsize, f_files, f_favail = 10, 4096, 0, 0
 
     monkeypatch.setattr(backup.os, "statvfs", lambda _path: Full)
-    with pytest.raises(backup.Refused, match="needs 0 MiB, 0 MiB free"):
+    with pytest.raises(looking.Refused, match=r"needs 0 MiB with these options .*, 0 MiB free"):
         make(source)
     assert os.listdir(source.parent / "backup") == []
+
+
+def test_a_destination_without_holes_and_links_needs_room_for_all_of_them(source: Path) -> None:
+    wanted = looking.estimate([str(source)], [], None, plain=True)
+    assert wanted["need"] > 64 * 1024 * 1024 + 300_000
+
+
+def test_a_copy_cut_short_every_time_is_damage_not_a_file_in_flux(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = backup.copy
+
+    def cutting(*given: Any) -> bool:
+        result = real(*given)
+        os.truncate(f"{given[1]}/tree{source}/one", 4096)
+        return result
+
+    monkeypatch.setattr(backup, "copy", cutting)
+    with pytest.raises(looking.Refused, match="hash differs: source"):
+        make(source)
+    assert os.listdir(source.parent / "backup") == ["c1.partial"]
+
+
+def test_a_name_that_never_reaches_the_copy_is_damage(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = backup.copy
+
+    def losing(*given: Any) -> bool:
+        result = real(*given)
+        Path(f"{given[1]}/tree{source}/script").unlink()
+        return result
+
+    monkeypatch.setattr(backup, "copy", losing)
+    with pytest.raises(looking.Refused, match=r"not in the copy, though its source did not change: .*/script"):
+        make(source)
 
 
 def test_a_flipped_byte_in_the_copy_is_found_though_size_and_time_agree(
@@ -148,7 +195,7 @@ def test_a_flipped_byte_in_the_copy_is_found_though_size_and_time_agree(
         return result
 
     monkeypatch.setattr(backup, "copy", flipping)
-    with pytest.raises(backup.Refused, match=r"hash differs though size and time are equal: .*/again"):
+    with pytest.raises(looking.Refused, match=r"hash differs: source \w{16}, copy \w{16} \(.*/again\)"):
         make(source)
     assert os.listdir(source.parent / "backup") == ["c1.partial"]
 
@@ -208,7 +255,7 @@ def test_an_interrupted_set_is_no_set_and_is_finished_later(source: Path, monkey
         make(source)
     monkeypatch.undo()
     (source / "dangling").unlink()  # what the first try had copied and is gone does not stay
-    assert backup.last_set(str(source.parent / "backup"), "c9") is None
+    assert looking.last_set(str(source.parent / "backup"), "c9") is None
     make(source)
     assert not (tree(source) / "dangling").is_symlink()
 
@@ -227,7 +274,7 @@ def test_rsyncs_exit_codes_are_told_apart(source: Path, monkeypatch: pytest.Monk
     ended = subprocess.CompletedProcess([], code, b"", b"rsync: error text\nmore")
     (source.parent / "p").mkdir()
     monkeypatch.setattr(backup.subprocess, "run", lambda *_, **__: ended)
-    with pytest.raises(backup.Refused, match=f"{code}.*{says}.*rsync: error text"):
+    with pytest.raises(looking.Refused, match=f"{code}.*{says}.*rsync: error text"):
         backup.copy(job(source), str(source.parent / "p"), None)
 
 
@@ -240,7 +287,7 @@ def test_vanished_files_are_normal_and_a_full_disk_frees_what_it_took(
     monkeypatch.setattr(backup.subprocess, "run", lambda *_, **__: ended)
     assert backup.copy(job(source), str(partial), None) is True
     ended.returncode, ended.stderr = 11, b"rsync: write failed: No space left on device (28)"
-    with pytest.raises(backup.Refused, match="No space left"):
+    with pytest.raises(looking.Refused, match="No space left"):
         backup.copy(job(source), str(partial), None)
     assert not partial.exists()
 
@@ -252,7 +299,7 @@ def test_no_command_line_gets_an_empty_path(
 ) -> None:
     """Behind the plan's own check: whoever calls the module, an empty path reaches no program."""
     monkeypatch.setattr(backup.subprocess, "run", lambda *_, **__: pytest.fail("a program was started"))
-    with pytest.raises(backup.Refused):
+    with pytest.raises(looking.Refused):
         backup.make_set({**job(source), **change})
 
 
@@ -260,12 +307,12 @@ def test_no_command_line_gets_an_empty_path(
     ("change", "says"), [({"to": "/nowhere/at/all"}, "no directory"), ({"paths": ["/nowhere"]}, "source /nowhere")]
 )
 def test_what_is_not_there_is_named(source: Path, change: dict[str, Any], says: str) -> None:
-    with pytest.raises(backup.Refused, match=says):
+    with pytest.raises(looking.Refused, match=says):
         backup.make_set({**job(source), **change})
 
 
 def test_a_target_inside_its_source_is_refused(source: Path) -> None:
-    with pytest.raises(backup.Refused, match="lies inside"):
+    with pytest.raises(looking.Refused, match="lies inside"):
         backup.make_set({**job(source), "to": str(source / "empty")})
 
 

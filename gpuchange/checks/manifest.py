@@ -46,6 +46,16 @@ class Manifest(BaseModel):
     compare: Comparison | None = None
 
 
+KINDS = {
+    "mismatch": "mismatch",
+    "missing": "missing",
+    "unreadable": "unreadable",
+    "extra": "extra",
+    "metadata": "with other mode, owner, time or attributes",
+}
+"""How a comparison's counts are told, the worst first."""
+
+
 def parse(raw: Any) -> Manifest | None:
     """The summary that the host sent, or None when it sent none that can be read."""
     try:
@@ -76,20 +86,12 @@ def proof(manifest: Manifest) -> tuple[bool, str]:
     result = manifest.compare
     if result is None:
         return False, "manifest: not compared"
-    differences = [
-        f"{getattr(result, kind)} {word}: {_shown(result.names, kind)}"
-        for kind, word in (
-            ("mismatch", "mismatch"),
-            ("missing", "missing"),
-            ("extra", "extra"),
-            ("metadata", "with other mode, owner, time or attributes"),
-            ("unreadable", "unreadable"),
-        )
-        if getattr(result, kind)
-    ]
+    found = [kind for kind in KINDS if getattr(result, kind)]
     head = f"manifest: checked {result.checked} of {result.expected}"
-    if differences:
-        return False, f"{head}; {'; '.join(differences)}"
+    if found:
+        counts = ", ".join(f"{getattr(result, kind)} {KINDS[kind]}" for kind in found)
+        names = "; ".join(f"{kind}: {_shown(result.names, kind)}" for kind in found if result.names.get(kind))
+        return False, f"{head}; {counts}" + (f" ({names})" if names else "")
     if not result.expected:
         return False, f"{head}; nothing was recorded"
     return result.equal == result.expected, f"{head} equal ({manifest.read_files} files read again)"

@@ -61,6 +61,18 @@ def _recorded_backup(data: Mapping[str, Any]) -> Iterator[Broken]:
                 )
 
 
+def _sums(data: Mapping[str, Any]) -> Iterator[Broken]:
+    """A checksum file is held against the hashes of what lies below record.paths."""
+    record = data.get("record", {})
+    rows = record.get("sums", ())
+    if rows and not record.get("paths"):
+        yield ("record", "sums"), "sums without paths", "name the directories of the files that they list: paths: [...]"
+    files = [row.get("file") for row in rows]
+    for index, file in enumerate(files):
+        if file in files[:index]:
+            yield ("record", "sums", index), f"{file} is listed twice", "remove one of the two"
+
+
 def _repeated(data: Mapping[str, Any]) -> Iterator[Broken]:
     """A step is keyed by host, phase and provider: two entries of one provider would be one step."""
     for key in ("backup", "drain", "change"):
@@ -116,6 +128,7 @@ def _metrics(data: Mapping[str, Any]) -> Iterator[Broken]:
 RULES: tuple[Callable[[Mapping[str, Any]], Iterator[Broken]], ...] = (
     _nested_backup,
     _recorded_backup,
+    _sums,
     _repeated,
     _nothing_and_something,
     _only_excluding,

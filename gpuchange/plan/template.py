@@ -33,6 +33,8 @@ gpu_users: {policy: wait, timeout: 5m}
 
 preflight: {min_free: 2GiB}
 # record: {paths: [/srv/models], services: [modelserver.service]}    # must be equal afterwards
+#   sums: [/srv/models/SHA256SUMS]         # checksum files that others made are held against them too
+#   inspect: tell                          # torn checkpoints, locks, half-written files: tell | require | skip
 
 # Copies made while the host serves. The old packages are kept without asking.
 # backup:

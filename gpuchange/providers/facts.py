@@ -55,7 +55,8 @@ def manifest_args(view: HostView, name: str, compare: str = "", digest: str = ""
     record = section(view, "record")
     if not record.get("paths"):
         return None
-    earlier = ["seal", "record"] if record.get("rehash", "moved") == "moved" else []
+    earlier = list(dict.fromkeys([name, "seal", "record"])) if record.get("rehash", "moved") == "moved" else []
+    looks = name != "prove" and record.get("inspect", "tell") != "skip"  # a proof compares every byte with the seal
     return {
         "name": name,
         "paths": list(record["paths"]),
@@ -64,6 +65,8 @@ def manifest_args(view: HostView, name: str, compare: str = "", digest: str = ""
         "compare": compare,
         "compare_sha256": digest,
         "threads": record.get("threads") or 0,
+        "sums": list(record.get("sums") or ()) if name != "prove" else [],
+        "inspect": looks,
     }
 
 

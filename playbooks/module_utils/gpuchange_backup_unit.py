@@ -7,10 +7,10 @@ import os
 import sys
 from typing import Any
 
-from ansible.module_utils import gpuchange_backup, gpuchange_hashing, gpuchange_manifest_stream
+from ansible.module_utils import gpuchange_backup, gpuchange_backup_look
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpuchange_host import read_json, state_dir, state_path, write_atomic
-from ansible.module_utils.gpuchange_manifest import forget
+from ansible.module_utils.gpuchange_manifest import PROGRAM, forget
 from ansible.module_utils.gpuchange_unit import host_unit, install_script, unit_name
 
 STEP = "rsync"
@@ -34,7 +34,7 @@ def backup_unit(module: AnsibleModule, wanted: dict[str, Any], name: str, wait_s
     job = state_path(module, "backup.job.json")
     state_dir(module)
     write_atomic(job, job_of(module, wanted, name))
-    for beside in (gpuchange_manifest_stream, gpuchange_hashing):
+    for beside in (*PROGRAM, gpuchange_backup_look):
         install_script(module, beside)
     argv = [sys.executable, "-I", install_script(module, gpuchange_backup), job]
     result = host_unit(module, STEP, argv, wait_s=wait_s, deadline_s=DEADLINE_S)

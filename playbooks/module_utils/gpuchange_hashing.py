@@ -6,6 +6,7 @@ Usage: gpuchange_hashing.py JOB.json, with
   previous  manifests (.jsonl) whose hashes hold for files of the same size, mtime, ctime and inode
   compare   manifest to compare with, or null;  compare_sha256: its expected digest, or ""
   unmoved   what must be equal for that, if not these
+  listed    names in the manifest's order with the algorithms by which others list them (gpuchange_sums), or absent
   exclude   absolute paths that are left out, threads, drop_cache
 The summary is written to <out>.summary.json; a failure is printed as a line of JSON. Entries come in depth-first order
 of their names as bytes, so that two manifests can be compared as streams, whatever their size.
@@ -19,138 +20,80 @@ import errno
 import hashlib
 import json
 import os
-import stat
 import sys
+import threading
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import IO, Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import IO, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 try:
     from ansible.module_utils import gpuchange_manifest_stream as stream
+    from ansible.module_utils import gpuchange_walk as walking
 except ImportError:  # a program now: its copy lies beside it
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import gpuchange_manifest_stream as stream  # type: ignore[import-not-found,no-redef]
+    import gpuchange_walk as walking  # type: ignore[import-not-found,no-redef]
 
 CHUNK = 1024 * 1024
+BUFFERS = 16 * CHUNK  # for all threads together
+MOST_THREADS = 16  # a GPU server may have hundreds of cores: by then the disk is the limit, and memory is not ours
 WINDOW = 128  # files in flight, each with an open handle
+TELL_S = 1.0
 TRIES = 3  # a file that changes while it is read is read again
 YOUNG_NS = 1_000_000_000  # so near to its hashing a change need not show in the times: such a hash is not reused
 
-KINDS = {
-    stat.S_IFREG: "file",
-    stat.S_IFDIR: "dir",
-    stat.S_IFLNK: "link",
-    stat.S_IFIFO: "fifo",
-    stat.S_IFSOCK: "socket",
-    stat.S_IFBLK: "block",
-    stat.S_IFCHR: "char",
-}
 Entry = Dict[str, Any]
-UNMOVED = ("kind", "size", "mtime_ns", "ctime_ns", "ino")
-
-
-# ------------------------------------------------------------------------------------------- walking
-
-
-class Found:
-    """One name of a tree: its key in the order of the manifest, and its entry without the hash."""
-
-    def __init__(self, path: bytes, status: os.stat_result) -> None:
-        self.key = stream.key_of(path)
-        self.entry: Entry = {"path": stream.to_text(path), "kind": KINDS.get(stat.S_IFMT(status.st_mode), "other")}
-        self.entry.update(
-            mode=stat.S_IMODE(status.st_mode),
-            uid=status.st_uid,
-            gid=status.st_gid,
-            mtime_ns=status.st_mtime_ns,
-            ctime_ns=status.st_ctime_ns,
-            ino=status.st_ino,
-        )
-        if self.entry["kind"] == "file":
-            self.entry.update(size=status.st_size, nlink=status.st_nlink)
-        if self.entry["kind"] in ("block", "char"):
-            self.entry["rdev"] = status.st_rdev
-
-
-class Walker:
-    """Walks by directory handles: a name that turns into a link on the way is never followed out of the tree."""
-
-    def __init__(self, exclude: List[bytes]) -> None:
-        self.exclude = set(exclude)
-
-    def walk(self, root: bytes, shown: bytes) -> Iterator[Tuple[Found, Optional[int], bytes]]:
-        """Yields (found, handle of its directory, its name there). A root that is a link itself is followed, once."""
-        root = os.path.realpath(root)
-        os.stat(root)  # a root that is not there is an error, unlike a file that vanishes meanwhile
-        parent = os.open(os.path.dirname(root) or b"/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            yield from self._name(parent, os.path.basename(root) or b".", root, shown)
-        finally:
-            os.close(parent)
-
-    def _name(
-        self, parent: int, name: bytes, real: bytes, shown: bytes
-    ) -> Iterator[Tuple[Found, Optional[int], bytes]]:
-        if real in self.exclude or shown in self.exclude:
-            return
-        try:
-            status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        except FileNotFoundError:
-            return
-        found = Found(shown, status)
-        yield found, parent, name
-        if found.entry["kind"] == "dir" and "error" not in found.entry:
-            yield from self._below(parent, name, real, shown, found)
-
-    def _below(
-        self, parent: int, name: bytes, real: bytes, shown: bytes, found: Found
-    ) -> Iterator[Tuple[Found, Optional[int], bytes]]:
-        try:
-            here = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        except OSError as error:
-            if error.errno != errno.ENOENT:
-                found.entry["error"] = errno.errorcode.get(error.errno or 0, str(error.errno))
-            return
-        try:
-            for child in sorted(os.fsencode(each) for each in os.listdir(here)):
-                yield from self._name(here, child, os.path.join(real, child), os.path.join(shown, child))
-        finally:
-            os.close(here)
+UNMOVED = stream.UNMOVED
 
 
 # ------------------------------------------------------------------------------------------- hashing
 
 
-def open_to_read(name: bytes, parent: int) -> int:
-    """A handle that cannot block (FIFO) and does not touch the access time where that is allowed."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        return os.open(name, flags | getattr(os, "O_NOATIME", 0), dir_fd=parent)
-    except PermissionError:
-        return os.open(name, flags, dir_fd=parent)
-
-
-def hash_handle(handle: int, entry: Entry, drop_cache: bool) -> Entry:
+def hash_handle(handle: int, entry: Entry, how: "How") -> Entry:
     """The entry with its hash; `busy` when the file would not hold still, `error` (EIO, ...) when it cannot be read."""
-    if drop_cache:
+    if how.drop_cache:
         _drop(handle)
     try:
         for _ in range(TRIES):
             before, began = os.fstat(handle), time.time_ns()
-            digest, size = _digest(handle)
+            digests, size = _digest(handle, how)
             after = os.fstat(handle)
             if _same(before, after) and size == after.st_size:
                 young = {"young": True} if began - after.st_ctime_ns < YOUNG_NS else {}
                 times = {"mtime_ns": after.st_mtime_ns, "ctime_ns": after.st_ctime_ns}
-                return dict(entry, sha256=digest, read=size, size=size, **times, **young)
+                return dict(entry, read=size, size=size, **digests, **times, **young)
         return dict(entry, busy=True)
     except OSError as error:
         return dict(entry, error=errno.errorcode.get(error.errno or 0, str(error.errno)))
     finally:
-        if drop_cache:
+        if how.drop_cache:
             _drop(handle)
         os.close(handle)
+
+
+class How:
+    """How files are read: in which pieces, past the cache or not, by which algorithms; who is told of it."""
+
+    def __init__(
+        self,
+        chunk: int = CHUNK,
+        drop_cache: bool = False,
+        also: Sequence[str] = (),
+        told: Callable[[int], None] = lambda _count: None,
+    ) -> None:
+        self.chunk, self.drop_cache, self.also, self.told = chunk, drop_cache, also, told
+
+
+class Meter:
+    """Bytes read so far, by all threads."""
+
+    def __init__(self) -> None:
+        self.lock, self.bytes = threading.Lock(), 0
+
+    def add(self, count: int) -> None:
+        with self.lock:
+            self.bytes += count
 
 
 def _drop(handle: int) -> None:
@@ -159,17 +102,28 @@ def _drop(handle: int) -> None:
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _digest(handle: int) -> Tuple[str, int]:
+def _digest(handle: int, how: How) -> Tuple[Dict[str, str], int]:
     with contextlib.suppress(OSError):
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    total, offset, buffer = hashlib.sha256(), 0, bytearray(CHUNK)
+    totals = {name: hasher(name) for name in dict.fromkeys(["sha256", *how.also])}
+    offset, buffer = 0, bytearray(how.chunk)
     view = memoryview(buffer)
     while True:
         count = os.preadv(handle, [buffer], offset)
         if not count:
-            return total.hexdigest(), offset
-        total.update(view[:count])
+            return {name: total.hexdigest() for name, total in totals.items()}, offset
+        for total in totals.values():
+            total.update(view[:count])
+        how.told(count)
         offset += count
+
+
+def hasher(name: str) -> Any:
+    """A hash object; md5 and sha1 too where the host's policy keeps them from being used for security."""
+    try:
+        return hashlib.new(name, usedforsecurity=False)
+    except TypeError:  # Python 3.8
+        return hashlib.new(name)
 
 
 def _same(one: os.stat_result, two: os.stat_result) -> bool:
@@ -189,14 +143,16 @@ def xattr_digest(path: bytes) -> str:
 # ------------------------------------------------------------------------------------------- making
 
 
-def known_hash(readers: List[stream.Reader], found: Found, unmoved: Sequence[str] = UNMOVED) -> Optional[Entry]:
+def known_hash(
+    readers: List[stream.Reader], found: walking.Found, unmoved: Sequence[str] = UNMOVED, also: Sequence[str] = ()
+) -> Optional[Entry]:
     """What an earlier manifest knows of this very file, if it has not moved since."""
     answers = [reader.at(found.key) for reader in readers]
     for old in answers:
         if (
             old
-            and old.get("sha256")
             and not old.get("young")
+            and all(old.get(name) for name in ("sha256", *also))
             and all(old.get(name) == found.entry.get(name) for name in unmoved)
         ):
             return old
@@ -214,25 +170,34 @@ class Maker:
         self.names: Dict[str, List[str]] = {"busy": [], "unreadable": []}
         self.content, self.metadata, self.whole = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
         self.began = self.told = time.monotonic()
+        self.meter = Meter()
+        self.threads = int(job.get("threads") or min(os.cpu_count() or 2, MOST_THREADS))
+        self.listed = stream.Reader(job.get("listed") or os.devnull)
 
     def make(self, readers: List[stream.Reader]) -> None:
-        walker = Walker([stream.to_bytes(path) for path in self.job.get("exclude", [])])
+        walker = walking.Walker([stream.to_bytes(path) for path in self.job.get("exclude", [])])
         waiting: "deque[Future[Entry]]" = deque()
-        with ThreadPoolExecutor(max_workers=int(self.job.get("threads") or os.cpu_count() or 2)) as pool:
+        with ThreadPoolExecutor(max_workers=self.threads) as pool:
             for root, shown in sorted(self.job["roots"], key=lambda pair: stream.key_of(stream.to_bytes(pair[1]))):
                 for found, parent, name in walker.walk(stream.to_bytes(root), stream.to_bytes(shown)):
                     real = stream.to_bytes(root) + stream.to_bytes(found.entry["path"])[len(stream.to_bytes(shown)) :]
                     waiting.append(self._begin(pool, readers, found, parent, name, real))
                     while len(waiting) >= WINDOW or (waiting and waiting[0].done()):
-                        self.take(waiting.popleft().result())
+                        self.take(self._ended(waiting.popleft()))
             for future in waiting:
-                self.take(future.result())
+                self.take(self._ended(future))
+
+    def _ended(self, future: "Future[Entry]") -> Entry:
+        """Its entry. A file may take an hour: whoever looks is told meanwhile how far it is."""
+        while not wait([future], timeout=TELL_S).done:
+            self.tell()
+        return future.result()
 
     def _begin(
         self,
         pool: ThreadPoolExecutor,
         readers: List[stream.Reader],
-        found: Found,
+        found: walking.Found,
         parent: Optional[int],
         name: bytes,
         real: bytes,
@@ -243,14 +208,16 @@ class Maker:
                 entry["target"] = stream.to_text(os.readlink(name, dir_fd=parent))
         if entry["kind"] != "file":
             return _settled(_with_xattr(entry, real))
-        old = known_hash(readers, found, self.job.get("unmoved") or UNMOVED)
+        also = sorted({str(row["algorithm"]) for row in self.listed.all_at(found.key)})
+        old = known_hash(readers, found, self.job.get("unmoved") or UNMOVED, also)
         if old:
-            return _settled(dict(entry, sha256=old["sha256"], **({"xattr": old["xattr"]} if "xattr" in old else {})))
+            return _settled(dict(entry, **{key: old[key] for key in ("sha256", *also, "xattr") if key in old}))
         try:
-            handle = open_to_read(name, parent or 0)
+            handle = walking.open_to_read(name, parent or 0)
         except OSError as error:
             return _settled(dict(entry, error=errno.errorcode.get(error.errno or 0, str(error.errno))))
-        return pool.submit(hash_handle, handle, _with_xattr(entry, real), bool(self.job.get("drop_cache")))
+        how = How(min(CHUNK, BUFFERS // self.threads), bool(self.job.get("drop_cache")), also, self.meter.add)
+        return pool.submit(hash_handle, handle, _with_xattr(entry, real), how)
 
     def take(self, entry: Entry) -> None:
         read = entry.pop("read", None)
@@ -265,7 +232,9 @@ class Maker:
         )
         if entry.get("sha256"):
             self.sums.write(sum_line(entry["sha256"], stream.to_bytes(entry["path"])))
-        if time.monotonic() - self.told > 1.0:
+        if read:  # what was read is kept, whatever ends this program before the next file is through
+            self.out.flush()
+        if time.monotonic() - self.told > TELL_S:
             self.tell()
 
     def _count(self, entry: Entry, read: Optional[int]) -> None:
@@ -285,9 +254,9 @@ class Maker:
         """Progress for whoever looks: files and bytes so far, and the rate in bytes a second."""
         self.told = time.monotonic()
         seconds = max(self.told - self.began, 1e-6)
-        replace_text(
-            self.job["out"] + ".progress", json.dumps(dict(self.totals, rate=int(self.totals["read_bytes"] / seconds)))
-        )
+        known = self.totals["bytes"] - self.totals["read_bytes"]  # of files that had not to be read again
+        seen = dict(self.totals, bytes=known + self.meter.bytes, rate=int(self.meter.bytes / seconds))
+        replace_text(self.job["out"] + ".progress", json.dumps(seen))
 
     def summary(self) -> Dict[str, Any]:
         return dict(
@@ -329,7 +298,7 @@ def replace_text(path: str, text: str) -> None:
 def file_sha256(path: str) -> str:
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return _digest(handle)[0]
+        return _digest(handle, How())[0]["sha256"]
     finally:
         os.close(handle)
 
@@ -342,7 +311,7 @@ def run_job(job: Dict[str, Any]) -> Dict[str, Any]:
         raise ValueError("%s is not the manifest that was recorded: its sha256 differs" % expected)
     torn = out + ".jsonl.torn"
     if os.path.exists(out + ".jsonl.new"):  # an earlier try was interrupted: what it read need not be read again
-        os.replace(out + ".jsonl.new", torn)
+        stream.lay_over(out + ".jsonl.new", torn)
     readers = [stream.Reader(path) for path in [torn, *list(job.get("previous", []))]]
     with open(out + ".jsonl.new", "wb") as lines, open(out + ".sha256.new", "wb") as sums:
         maker = Maker(job, lines, sums)
@@ -350,7 +319,7 @@ def run_job(job: Dict[str, Any]) -> Dict[str, Any]:
         for file in (lines, sums):
             file.flush()
             os.fsync(file.fileno())
-    for reader in readers:
+    for reader in [*readers, maker.listed]:
         reader.close()
     for suffix in (".jsonl", ".sha256"):
         os.replace(out + suffix + ".new", out + suffix)

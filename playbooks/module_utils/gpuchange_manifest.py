@@ -8,26 +8,40 @@ import os
 import sys
 from typing import Any
 
-from ansible.module_utils import gpuchange_hashing, gpuchange_manifest_stream
+from ansible.module_utils import (
+    gpuchange_checkpoints,
+    gpuchange_data,
+    gpuchange_hashing,
+    gpuchange_json_stream,
+    gpuchange_leftovers,
+    gpuchange_manifest_stream,
+    gpuchange_pickle_look,
+    gpuchange_sums,
+    gpuchange_walk,
+)
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpuchange_host import read_json, state_dir, state_path, write_atomic
 from ansible.module_utils.gpuchange_unit import UnitName, host_unit, install_script, unit_name
 
 STEP = "manifest"
+PROGRAM = (gpuchange_manifest_stream, gpuchange_walk, gpuchange_hashing)
+DATA = (gpuchange_json_stream, gpuchange_pickle_look, gpuchange_checkpoints, gpuchange_leftovers, gpuchange_sums)
 DEADLINE_S = 24 * 3600.0
 
 
 def manifest_unit(module: AnsibleModule, wanted: dict[str, Any], wait_s: float) -> dict[str, Any]:
     """Make the manifest `wanted["name"]`, or attach to the unit that does.
 
-    wanted: {name, paths | roots, previous: [names], compare: name, compare_sha256, exclude, threads, drop_cache}.
+    wanted: {name, paths | roots, previous: [names], compare: name, compare_sha256, exclude, threads, drop_cache,
+    sums: [{file, below}], inspect}.
     Returns {state: done | running | unknown, why, summary, progress}. Call it inside `owned(module)`.
     """
     os.makedirs(state_dir(module), mode=0o700, exist_ok=True)
     job = state_path(module, "%s.job.json" % wanted["name"])
     write_atomic(job, job_of(module, wanted))
-    install_script(module, gpuchange_manifest_stream)
-    script = install_script(module, gpuchange_hashing)
+    for beside in (*PROGRAM, *DATA):
+        install_script(module, beside)
+    script = install_script(module, gpuchange_data)
     result = host_unit(module, STEP, [sys.executable, "-I", script, job], wait_s=wait_s, deadline_s=DEADLINE_S)
     if result["state"] == "running":
         progress = _progress(state_path(module, wanted["name"]) + ".progress")
@@ -51,6 +65,8 @@ def job_of(module: AnsibleModule, wanted: dict[str, Any]) -> dict[str, Any]:
         "exclude": [*list(wanted.get("exclude", [])), "/var/lib/gpuchange"],
         "threads": wanted.get("threads") or 0,
         "drop_cache": bool(wanted.get("drop_cache")),
+        "sums": list(wanted.get("sums") or []),
+        "inspect": bool(wanted.get("inspect")),
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from typing import IO, Any, Dict, List, Optional, Tuple
 
 SHOWN = 20  # names kept for each kind of difference
@@ -16,6 +17,7 @@ SHOWN = 20  # names kept for each kind of difference
 Entry = Dict[str, Any]
 Key = Tuple[bytes, ...]
 CONTENT = ("kind", "sha256", "target", "size", "rdev")
+UNMOVED = ("kind", "size", "mtime_ns", "ctime_ns", "ino")
 SAME_VERSION = ("kind", "size", "mtime_ns")
 METADATA = ("mode", "uid", "gid", "mtime_ns", "xattr", "nlink")
 
@@ -57,35 +59,77 @@ class Reader:
             self.step()
         return self.entry if self.key == key else None
 
+    def all_at(self, key: Key) -> List[Entry]:
+        """Every entry of this key, where a key may come several times. Ask in ascending order."""
+        found = []
+        while self.at(key) is not None:
+            found.append(self.entry)
+            self.step()
+        return found
+
     def close(self) -> None:
         if self.file:
             self.file.close()
 
 
-def compare(expected: str, found: str, ignore: Tuple[str, ...] = ()) -> Dict[str, Any]:
+def lay_over(newer: str, older: str) -> None:
+    """Make one interrupted manifest of two: all that `newer` holds, then what `older` holds beyond it.
+
+    The result is at `older`. Whatever interrupts this, both are there or the result is.
+    """
+    one, two = Reader(newer), Reader(older)
+    with open(older + ".new", "wb") as out:
+        last: Key = ()
+        while one.key is not None:
+            last = one.key
+            out.write(json.dumps(one.entry).encode() + b"\n")
+            one.step()
+        while two.key is not None:
+            if two.key > last:
+                out.write(json.dumps(two.entry).encode() + b"\n")
+            two.step()
+    one.close()
+    two.close()
+    os.replace(older + ".new", older)
+    os.unlink(newer)
+
+
+def compare(expected: str, found: str, ignore: Tuple[str, ...] = (), before: str = "") -> Dict[str, Any]:
     """Differences of two manifests: counts and first names of mismatch, missing, extra, metadata, unreadable.
 
     `silent` are the mismatches whose size and time are equal: damage, not a later change. `ignore`: metadata left out.
+    With an earlier manifest of what was `expected`, `damaged` are [name, hash expected, hash found] of what is silent,
+    or differs or is missing though what was expected had not moved since that manifest.
     """
-    result: Dict[str, Any] = {"checked": 0, "expected": 0, "equal": 0, "silent": 0}
+    result: Dict[str, Any] = {"checked": 0, "expected": 0, "equal": 0, "silent": 0, "damaged": []}
     metadata = tuple(name for name in METADATA if name not in ignore)
     names: Dict[str, List[str]] = {kind: [] for kind in ("mismatch", "missing", "extra", "metadata", "unreadable")}
     counts = dict.fromkeys(names, 0)
-    one, two = Reader(expected), Reader(found)
+    one, two, was = Reader(expected), Reader(found), Reader(before or os.devnull)
     while one.key is not None or two.key is not None:
         kind, entry = _difference(one, two, metadata)
         result["expected"] += one.key is not None and kind != "extra"
         result["checked"] += kind in ("", "mismatch", "metadata")
         result["equal"] += kind == ""
-        result["silent"] += kind == "mismatch" and all(one.entry.get(key) == entry.get(key) for key in SAME_VERSION)
+        silent = kind == "mismatch" and all(one.entry.get(key) == entry.get(key) for key in SAME_VERSION)
+        result["silent"] += silent
+        if silent or (kind in ("mismatch", "missing") and _steady(was, one)):
+            other = entry.get("sha256") if kind == "mismatch" else None
+            result["damaged"] += [[entry["path"], one.entry.get("sha256"), other]][: SHOWN - len(result["damaged"])]
         if kind:
             counts[kind] += 1
             if len(names[kind]) < SHOWN:
                 names[kind].append(entry["path"])
         _advance(one, two, kind)
-    one.close()
-    two.close()
+    for reader in (one, two, was):
+        reader.close()
     return dict(result, **counts, names={kind: shown for kind, shown in names.items() if shown})
+
+
+def _steady(was: Reader, one: Reader) -> bool:
+    """Whether the entry of `one` is the very file that it was in the earlier manifest."""
+    old = was.at(one.key) if one.key is not None else None
+    return old is not None and all(old.get(name) == one.entry.get(name) for name in UNMOVED)
 
 
 def _difference(one: Reader, two: Reader, metadata: Tuple[str, ...]) -> Tuple[str, Entry]:

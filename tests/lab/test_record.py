@@ -112,7 +112,7 @@ def test_a_seal_is_proved_and_each_kind_of_difference_is_seen(operator: Operator
     host.run(["apt-mark", "hold", "nvidia-utils-550"])
     _, verdict = operator.step("seal/host", "undo")
     assert verdict.outcome == "reject"
-    assert f"1 mismatch: {inside}" in verdict.why and "holds: 1 differ" in verdict.why
+    assert f"1 mismatch (mismatch: {inside})" in verdict.why and "holds: 1 differ" in verdict.why
 
 
 def test_a_stopped_service_and_a_lost_card_are_no_proof(operator: Operator, host: Host) -> None:

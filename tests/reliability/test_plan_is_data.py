@@ -222,13 +222,13 @@ def test_bombs_are_refused_soon_and_small(figures: Figures) -> None:
 
 def make_set(source: Path, to: Path) -> str:
     """Make a set as the host's program does; what it refused, or ""."""
-    from ansible.module_utils import gpuchange_backup
+    from ansible.module_utils import gpuchange_backup, gpuchange_backup_look
 
     try:
         gpuchange_backup.make_set(
             {"paths": [str(source)], "to": str(to), "name": "c1", "work": str(source.parent / "work")}
         )
-    except gpuchange_backup.Refused as error:
+    except gpuchange_backup_look.Refused as error:
         return str(error)
     return ""
 

@@ -6,11 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from gpuchange.checks import consistency
 from gpuchange.checks import manifest as manifests
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
 from gpuchange.providers.facts import FactsReport, base_args, manifest_args
-from gpuchange.providers.types import AbsPath, Count, UnitName
+from gpuchange.providers.types import AbsPath, Count, Short, UnitName
 from gpuchange.reports import Verdict, by_state
+
+
+class SumsParams(Params):
+    """A checksum file that others made, as md5sum and sha256sum write it. A path alone is its `file`."""
+
+    file: AbsPath = Field(description="The checksum file.")
+    below: AbsPath | None = Field(None, description="What its names are relative to; default: where it lies.")
 
 
 class RecordParams(Params):
@@ -22,14 +30,22 @@ class RecordParams(Params):
     rehash: Literal["moved", "all"] = Field(
         "moved", description="moved: read again what changed in size, times or inode. all: read everything every time."
     )
-    threads: Annotated[Count, Field(le=64)] = Field(0, description="Files hashed at once; 0: one per core.")
+    sums: tuple[Annotated[SumsParams, Short("file")], ...] = Field(
+        (), description="Checksum files (md5 to sha512) that the files below paths are held against as well."
+    )
+    inspect: Literal["tell", "require", "skip"] = Field(
+        "tell",
+        description="Checkpoints, locks and half-written files below paths. tell: what is wrong before the change is "
+        "told, what the change made wrong fails. require: what is wrong before stops the change. skip: not looked at.",
+    )
+    threads: Annotated[Count, Field(le=64)] = Field(0, description="Files hashed at once; 0: one per core, 16 at most.")
 
 
 def args(view: HostView, _mode: Mode) -> dict[str, Any]:
     return {**base_args(view), "manifest": manifest_args(view, "record")}
 
 
-def judge(_view: HostView, report: FactsReport) -> Verdict:
+def judge(view: HostView, report: FactsReport) -> Verdict:
     if report.state != "done":
         return by_state(report)
     missing = tuple(f"{name} could not be recorded: {why}" for name, why in sorted(report.errors.items()))
@@ -39,9 +55,13 @@ def judge(_view: HostView, report: FactsReport) -> Verdict:
     if manifest is None:
         return Verdict.accept()
     troubles = manifests.troubles(manifest)
-    findings = (manifests.sentence(manifest), *troubles)
+    data = consistency.parse(report.manifest)
+    findings = (manifests.sentence(manifest), *troubles, *consistency.told(data))
     if manifest.unreadable:
         return Verdict.reject(troubles[0], findings)
+    stopping = consistency.stopping(data, str(view.params.get("inspect")))
+    if stopping:
+        return Verdict.reject(stopping, findings)
     return Verdict.accept(findings=findings)  # files that are written while the host serves are the seal's to judge
 
 

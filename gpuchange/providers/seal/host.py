@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import Field
 
+from gpuchange.checks import consistency, gpu_function, identity, snapshot
 from gpuchange.checks import driver as driver_of
-from gpuchange.checks import gpu_function, identity, snapshot
 from gpuchange.checks import manifest as manifests
 from gpuchange.checks.snapshot import mapping
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
-from gpuchange.providers.facts import RECORD, SEAL, FactsReport, base_args, evidence, manifest_args
+from gpuchange.providers.facts import RECORD, SEAL, FactsReport, base_args, evidence, manifest_args, section
 from gpuchange.providers.types import Duration
 from gpuchange.reports import Verdict, by_state
 
@@ -56,11 +56,14 @@ def judge(view: HostView, report: FactsReport) -> Verdict:
         return Verdict.again(LOOK_AGAIN_S, manifests.troubles(manifest)[-1])
     problems += manifests.troubles(manifest) if manifest else ()
     problems += _new_inconsistencies(view, report)
+    data = consistency.parse(report.manifest)
+    stopping = consistency.stopping(data, str(section(view, "record").get("inspect")))
+    problems += [stopping] if stopping else []
     if report.backup and report.backup.get("in_flux"):
         problems.append(f"final backup: {report.backup['in_flux']} names still changed while they were copied")
     said = [manifests.sentence(manifest)] if manifest else []
     said += [_saved(report.backup)] if report.backup else []
-    findings = (*said, *_moved_since_record(view, report), *problems)
+    findings = (*said, *consistency.told(data), *_moved_since_record(view, report), *problems)
     return Verdict.reject("; ".join(problems), findings) if problems else Verdict.accept(findings=findings)
 
 

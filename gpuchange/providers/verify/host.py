@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from gpuchange.checks import gpu_function, identity, snapshot, wanted
+from gpuchange.checks import consistency, gpu_function, identity, snapshot, wanted
 from gpuchange.checks import manifest as manifests
 from gpuchange.checks.cards import Card
 from gpuchange.checks.snapshot import Snapshot, mapping
@@ -138,7 +138,12 @@ def _files(view: HostView, report: FactsReport) -> list[tuple[bool, str]]:
     if not view.params.get("hashes", True) or not manifests.parse(sealed(view).get("manifest")):
         return []
     now = manifests.parse(report.manifest)
-    return [manifests.proof(now)] if now else [(False, "manifest: not made")]
+    if now is None:
+        return [(False, "manifest: not made")]
+    return [
+        manifests.proof(now),
+        *consistency.judge(consistency.parse(sealed(view).get("manifest")), consistency.parse(report.manifest)),
+    ]
 
 
 PROVIDER = Provider(
