@@ -18,6 +18,7 @@ THEMES = {
     "plan-validation",
     "rollback",
     "resume",
+    "state-machine",
     "dry-run",
     "inventory",
     "ipv6",

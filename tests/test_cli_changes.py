@@ -221,6 +221,26 @@ def test_a_held_host_is_answered_and_resumed(world: World, capsys: Captured) -> 
     assert "not held" in capsys.readouterr().err
 
 
+@pytest.mark.case("failed-state-turns-into-done")
+def test_a_failed_step_stays_failed_until_it_is_verified_anew(world: World, home: Path, capsys: Captured) -> None:
+    (home / "hold.yaml").write_text(PLAN + "rollback: {on_failure: hold}\n")
+    world.faults["h1", "verify_host", "apply"] = ["failed"]  # once: from now on the host looks healthy
+    assert main(["apply", "hold.yaml", "--yes"]) == 5
+    played = len([one for one in world.requests if one.role == "verify_host"])
+    for _ in range(2):  # neither looking nor a resume without an answer makes failed to done
+        capsys.readouterr()
+        assert main(["status"]) == 0
+        said = capsys.readouterr().out
+        assert "h1: h1 verify/host failed: it broke" in said and "h1 --retry | --done | --undo | --leave" in said
+        assert main(["resume"]) == 5
+    assert len([one for one in world.requests if one.role == "verify_host"]) == played
+    (directory,) = kept()
+    assert main(["resolve", directory.name, "h1", "--retry"]) == 0 and main(["resume"]) == 0
+    assert [one.tasks for one in world.requests if one.role == "verify_host" and "h1" in one.hosts][played:] == [
+        "apply"
+    ]
+
+
 def test_abort_leaves_what_was_not_begun(world: World, capsys: Captured) -> None:
     world.faults["h1", "verify_host", "apply"] = ["failed"]
     assert main(["apply", "plan.yaml", "--yes"]) == 3

@@ -154,5 +154,6 @@ def asked(event: Event) -> list[str]:
 
 
 def needs_answer(host: HostState) -> bool:
-    """Whether only `gpuchange resolve` moves this host on."""
-    return not host.left and standing(host)[0] in ("held", "rollback failed")
+    """Whether only `gpuchange resolve` moves this host on: held, or failed under a plan that says `hold`."""
+    failed = host.stance.ask is Ask.TURN and host.touched > 0 and not host.turned
+    return not host.left and (failed or standing(host)[0] in ("held", "rollback failed"))

@@ -206,7 +206,6 @@ def _never_again(first: Controller, host: Host, meeting: Meeting) -> None:
         _check(meeting, not any(gained.values()), f"{command[0]} of the first acted: {gained}")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_stopped_controller_is_shut_out_and_refused_by_the_host(
     field: Field, effort: Effort, figures: Figures
