@@ -6,6 +6,13 @@ import casebook
 import pytest
 
 THEMES = {
+    "driver-library-mismatch",
+    "dkms",
+    "secure-boot",
+    "apt-conflicts",
+    "apt-holds",
+    "apt-noninteractive",
+    "container-toolkit",
     "benchmark",
     "gpu-count",
     "gpu-identity",

@@ -8,6 +8,7 @@ from typing import Any
 import hostcode
 import pytest
 from ansible.module_utils import gpuchange_apt_unit as unit_script
+from ansible.module_utils import gpuchange_boot as boot
 from ansible.module_utils import gpuchange_driver as driver
 from ansible.module_utils import gpuchange_host as host
 from ansible.module_utils import gpuchange_stack as stack
@@ -242,7 +243,7 @@ def test_driver_witnesses() -> None:
     text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  Release Build  (x)\n"
     assert driver.parse_proc_version(text) == "570.172.08" and driver.is_open(text)
     assert driver.parse_proc_version("") == ""
-    assert driver.compare_kernels("6.8.0-100-generic", "6.8.0-60-generic") > 0
+    assert boot.compare_kernels("6.8.0-100-generic", "6.8.0-60-generic") > 0
     good = {name: {"version": "570.1.1", "file": f"/lib/{name}.ko"} for name in ("nvidia", "nvidia_uvm")}
     assert driver.disk_problem("570.1.1", "6.8", good) == ""
     assert "no nvidia module 570.1.1 exists for kernel 6.8" in driver.disk_problem("570.1.1", "6.8", {})
@@ -306,7 +307,7 @@ def test_a_missing_module_after_the_reboot_is_named(walk: Any, monkeypatch: pyte
     """Case: reboot-does-not-cure-mismatch."""
     host.save_once(walk._boot_file(), {"boot_id": "11111111-1111-1111-1111-111111111111"})
     monkeypatch.setattr(stack, "boot_kernel", lambda: "6.8.0-60")
-    monkeypatch.setattr(stack, "modules_on_disk", lambda _kernel: {})
+    monkeypatch.setattr(driver, "modules_on_disk", lambda _kernel: {})
     said = r"rebooted, but no nvidia module 570\.172\.08 exists for kernel 6\.8\.0-60; reboot will not fix this"
     with pytest.raises(SystemExit, match=said):
         walk.modules()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gpuchange.checks import compatibility
+from gpuchange.checks import compatibility, containers, fabric, package_set
 from gpuchange.checks import driver as driver_of
 from gpuchange.checks.snapshot import Snapshot, mapping
 from gpuchange.compat.floors import cudnn_mismatch
@@ -15,8 +15,8 @@ from gpuchange.compat.resolver import answer
 
 Kind = Literal[
     "facts_missing", "not_root", "program", "low_space", "path", "mount", "no_gpu", "gpu_not_answering",
-    "inconsistent_baseline", "broken_packages", "broken_dkms", "incompatible", "fabric_manager", "clock", "no_systemd",
-    "gpu_users", "note",
+    "inconsistent_baseline", "broken_packages", "mixed_packages", "broken_dkms", "incompatible", "fabric_manager",
+    "clock", "no_systemd", "gpu_users", "note",
 ]  # fmt: skip
 NOTES: frozenset[str] = frozenset({"no_systemd", "gpu_users", "note"})
 """Kinds that are said but never stop a change."""
@@ -44,6 +44,7 @@ class Wish:
     driver: str | None = None
     cuda: str | None = None
     cudnn: str | None = None
+    dkms_set_aside: bool = False
 
     @property
     def versions(self) -> dict[str, str]:
@@ -129,9 +130,28 @@ def _baseline(facts: Mapping[str, Any], picture: Snapshot, _wish: Wish) -> Itera
     if broken:
         named = ", ".join(f"{name} ({status})" for name, status in sorted(broken.items())[:5])
         yield Objection("broken_packages", f"packages not fully installed: {named}; run dpkg --configure -a")
-    trouble = driver_of.dkms_trouble(mapping(facts.get("dkms")))
-    if trouble:
+    unmet = packages.get("unmet")
+    if isinstance(unmet, list) and unmet:
+        yield Objection("broken_packages", f"unmet dependencies: {'; '.join(str(line) for line in unmet[:5])}")
+    table = package_set.mixed(picture.packages, mapping(packages.get("origins")))
+    if table:
+        yield Objection("mixed_packages", f"the driver's packages are of several builds: {table}; mend that first")
+
+
+def _dkms(facts: Mapping[str, Any], _picture: Snapshot, wish: Wish) -> Iterator[Objection]:
+    said = mapping(facts.get("dkms"))
+    trouble = driver_of.dkms_trouble(said)
+    if trouble and said.get("leftovers") and wish.dkms_set_aside:
+        yield Objection("note", f"{trouble}: it is set aside before the packages change, and a rollback puts it back")
+    elif trouble and said.get("leftovers"):
+        yield Objection("broken_dkms", f"{trouble}; to have it set aside, write stack: {{dkms_leftovers: set_aside}}")
+    elif trouble:
         yield Objection("broken_dkms", trouble)
+
+
+def _containers(facts: Mapping[str, Any], picture: Snapshot, _wish: Wish) -> Iterator[Objection]:
+    for name, says in containers.blind(facts).items() if picture.smi.ok else ():
+        yield Objection("note", f"host OK, container {name.partition(' ')[2]} sees no GPU: {says}")
 
 
 def _compatible(facts: Mapping[str, Any], picture: Snapshot, wish: Wish) -> Iterator[Objection]:
@@ -149,7 +169,7 @@ def _compatible(facts: Mapping[str, Any], picture: Snapshot, wish: Wish) -> Iter
             yield Objection("note", f"{name}: {clash}")
 
 
-def _fabric(_facts: Mapping[str, Any], picture: Snapshot, _wish: Wish) -> Iterator[Objection]:
+def _fabric(facts: Mapping[str, Any], picture: Snapshot, _wish: Wish) -> Iterator[Objection]:
     manager, driver = picture.fabric_manager, picture.driver.userspace or picture.driver.loaded
     if picture.switches and not manager:
         yield Objection("fabric_manager", "NVSwitch present, but no fabric manager is installed")
@@ -158,8 +178,10 @@ def _fabric(_facts: Mapping[str, Any], picture: Snapshot, _wish: Wish) -> Iterat
             "fabric_manager",
             f"fabric manager {manager} does not start with driver {driver}: the versions must be equal",
         )
-    elif manager and not picture.switches:
-        yield Objection("note", "no NVSwitch on this host: fabric manager not required")
+    for line in fabric.troubles(facts, picture):
+        yield Objection("fabric_manager", line)
+    if fabric.superfluous(facts, picture):
+        yield Objection("note", fabric.superfluous(facts, picture))
 
 
 def _system(facts: Mapping[str, Any], _picture: Snapshot, _wish: Wish) -> Iterator[Objection]:
@@ -178,5 +200,5 @@ def _users(_facts: Mapping[str, Any], picture: Snapshot, wish: Wish) -> Iterator
 
 
 CHECKS: tuple[Callable[[Mapping[str, Any], Snapshot, Wish], Iterator[Objection]], ...] = (
-    _rights, _space, _paths, _programs, _cards, _baseline, _compatible, _fabric, _system, _users,
+    _rights, _space, _paths, _programs, _cards, _baseline, _dkms, _compatible, _fabric, _system, _users, _containers,
 )  # fmt: skip

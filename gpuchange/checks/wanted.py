@@ -38,10 +38,11 @@ def _driver(wanted: Mapping[str, str], before: Snapshot, now: Snapshot) -> Itera
     driver = now.driver
     yield _judged("driver loaded", should, driver.loaded)
     yield _judged("driver installed", should, driver.userspace)
-    yield _judged(f"driver on disk for kernel {now.kernel}", should, driver.next_boot)
+    kernel = driver.boot_kernel or now.kernel
+    yield _judged(f"driver on disk for kernel {kernel}", should, driver.next_boot)
     yield _judged("driver reported by nvidia-smi", should, driver.reported)
     if not agrees(should, driver.loaded) and not agrees(should, driver.next_boot):
-        yield Finding(False, f"no nvidia module {should} exists for kernel {now.kernel}; rebooting will not fix this")
+        yield Finding(False, f"no nvidia module {should} exists for kernel {kernel}; reboot will not fix this")
     for odd in driver_of.mixed_modules(driver):
         yield Finding(False, odd)
 

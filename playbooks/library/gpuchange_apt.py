@@ -13,7 +13,10 @@ description:
 options:
   mode: {type: str, choices: [probe, apply, undo], required: true, description: What to do.}
   owner: {type: dict, required: true, description: "change, controller, fence, reason, ticket"}
-  args: {type: dict, default: {}, description: "transaction (from preflight), sealed, cuda_select, generation"}
+  args:
+    type: dict
+    default: {}
+    description: "transaction (from preflight), sealed, cuda_select, dkms_set_aside, deadline_s, generation"
   step: {type: dict, default: {}, description: "phase, provider, direction"}
 author: gpuchange
 """
@@ -24,6 +27,7 @@ RETURN = "report: {type: dict, returned: always, description: 'state, installed,
 
 from typing import Any, NoReturn  # noqa: E402
 
+from ansible.module_utils import gpuchange_dkms  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.gpuchange_apt_look import cuda_turn  # noqa: E402
 from ansible.module_utils.gpuchange_host import (  # noqa: E402
@@ -35,6 +39,7 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
     owned,
     read_json,
     save_once,
+    state_dir,
     state_path,
 )
 from ansible.module_utils.gpuchange_packages import alternatives  # noqa: E402
@@ -56,6 +61,9 @@ def apply(module: AnsibleModule, args: dict[str, Any]) -> NoReturn:
     with owned(module):
         before = read_json(state_path(module, BEFORE)) or save_once(state_path(module, BEFORE), look_before())
         walk = Walk(module, Target.forward(args["transaction"]), before)
+        if args.get("dkms_set_aside"):
+            moved = gpuchange_dkms.set_aside(state_dir(module))
+            walk.repaired += ["dkms leftover %s set aside; a rollback puts it back" % name for name in moved]
         walk.packages()
         path = cuda_turn(args["transaction"]["mains"], alternatives(), bool(args.get("cuda_select")))
         failed = set_alternatives({"cuda": {"mode": "any", "value": path}} if path else {})
@@ -74,6 +82,7 @@ def undo(module: AnsibleModule, args: dict[str, Any]) -> NoReturn:
             finish(module, "done", why="the stack was never touched")
         walk = Walk(module, Target.back(args["transaction"], before), before)
         walk.packages()
+        gpuchange_dkms.put_back(state_dir(module))
         failed = set_alternatives(before["alternatives"])
         if failed:
             walk.end("not_done", "; ".join(failed))

@@ -19,7 +19,7 @@ options:
   args:
     type: dict
     default: {}
-    description: paths, services, space, binaries, guard, backup, manifest, function
+    description: paths, services, space, binaries, guard, backup, manifest, function, container_image
   step: {type: dict, default: {}, description: "phase, provider, direction"}
 author: gpuchange
 """
@@ -32,9 +32,9 @@ import time  # noqa: E402
 from concurrent.futures import ThreadPoolExecutor  # noqa: E402
 from typing import Any, Callable  # noqa: E402
 
+from ansible.module_utils import gpuchange_containers, gpuchange_gpu_users  # noqa: E402
 from ansible.module_utils import gpuchange_facts_gpu as gpu  # noqa: E402
 from ansible.module_utils import gpuchange_facts_host as host  # noqa: E402
-from ansible.module_utils import gpuchange_gpu_users  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.gpuchange_backup_unit import backup_unit  # noqa: E402
 from ansible.module_utils.gpuchange_cuda import function_test  # noqa: E402
@@ -72,16 +72,25 @@ def collectors(args: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "pci": gpu.pci,
         "loaded": gpu.loaded,
         "on_disk": gpu.on_disk,
+        "boot": gpu.boot,
+        "userspace": gpu.userspace,
         "packages": packages_snapshot,
         "cuda": gpu.cuda,
         "cudnn": gpu.cudnn,
         "nccl": gpu.nccl,
         "fabric_manager": gpu.fabric_manager,
         "container_toolkit": gpu.container_toolkit,
+        "containers": lambda: containers(args),
         "gpu_users": gpuchange_gpu_users.scan,
         "dkms": gpu.dkms,
         "apt_history": gpu.apt_history,
     }
+
+
+def containers(args: dict[str, Any]) -> dict[str, Any]:
+    """Running containers and whether they see the GPUs; with args.container_image, a fresh one too."""
+    image = str(args.get("container_image") or "")
+    return {"running": gpuchange_containers.running(), "fresh": gpuchange_containers.fresh(image) if image else None}
 
 
 def collect(args: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -29,6 +29,7 @@ import time  # noqa: E402
 from typing import Any, Callable, Dict, List, NoReturn  # noqa: E402
 
 from ansible.module_utils import gpuchange_services as services  # noqa: E402
+from ansible.module_utils import gpuchange_upgrades as upgrades  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.gpuchange_gpu_users import scan  # noqa: E402
 from ansible.module_utils.gpuchange_host import (  # noqa: E402
@@ -98,12 +99,21 @@ def apply(job: Job) -> NoReturn:
         unfinished(job, "still stopping: %s" % ", ".join(up(job)))
     patient = job.args["policy"] == "wait"
     if job.wait(lambda: not job.users(), timeout - waited if patient else 2.0 if job.units else 0.0):
+        still(job, timeout)
         job.finish("done", waited_s=round(job.notes.clock("apply"), 1))
     users = named(job.users())
     if patient:
         unfinished(job, "GPU in use: %s" % users)
     rest = " after the listed services were stopped" if job.units else ""
     job.finish("not_done", "GPU in use%s: %s" % (rest, users))
+
+
+def still(job: Job, timeout: float) -> None:
+    """From here on nobody else changes the host's packages: what is sealed next must still hold when it is changed."""
+    with owned(job.module, wait_s=10.0):
+        job.changed = upgrades.block() or job.changed
+    if not job.wait(lambda: not upgrades.running(), timeout - job.notes.clock("apply")):
+        unfinished(job, "an automatic upgrade is at work (%s)" % ", ".join(upgrades.running()))
 
 
 def refuse_unknown(job: Job) -> None:
@@ -150,6 +160,7 @@ def undo(job: Job) -> NoReturn:
     if not job.notes.ours or not job.stopped:
         release(job)
     with owned(job.module, wait_s=10.0):
+        upgrades.give_back()
         start(job)
     within, waited = float(job.args["start_within"]), job.notes.clock("undo")
     if job.wait(lambda: not inactive(job), within - waited):
@@ -186,6 +197,7 @@ def release(job: Job) -> NoReturn:
     started = job.stopped
     if job.notes.ours:
         with owned(job.module, wait_s=10.0):
+            upgrades.give_back()
             job.notes.save(released=True)
     job.finish("done", started=started)
 
@@ -199,7 +211,7 @@ def probe(job: Job) -> NoReturn:
         done = not job.notes.ours
         job.finish("done" if done else "not_done", "; ".join(lacking) or ("" if done else "not released yet"))
     users, running = job.users(), up(job)
-    done = job.notes.ours and not users and not running
+    done = job.notes.ours and not users and not running and upgrades.blocked()
     why = "GPU in use: %s" % named(users) if users else "running: %s" % ", ".join(running) if running else ""
     unknown = services.missing(services.states(job.units))
     job.finish("done" if done else "not_done", "" if done else why or "not looked after yet", unknown=unknown)

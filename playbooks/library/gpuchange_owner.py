@@ -38,6 +38,7 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
     sync_directory,
 )
 from ansible.module_utils.gpuchange_unit import working  # noqa: E402
+from ansible.module_utils.gpuchange_upgrades import give_back  # noqa: E402
 
 
 def things() -> list[str]:
@@ -62,6 +63,8 @@ def unlock(module: AnsibleModule, expected: dict[str, Any]) -> list[str]:
         why = "%s still works on this host (%s); nothing was done" % (change, ", ".join(units))
         module.fail_json(msg=why, refused={"kind": "working", "by": ours.get("", {})})
     remember_released(change, fence, str(module.params["owner"].get("controller")))  # first: a crash lets nobody in
+    if "" in ours:
+        give_back()  # whatever became of the change, its host's automatic upgrades are on again
     for thing in ours:
         os.unlink(owner_path(thing))
     sync_directory(os.path.dirname(owner_path()))
@@ -82,6 +85,8 @@ def main() -> None:
             gone = unlock(module, expected)
             finish(module, "done", released=bool(gone), things=gone, changed=True)
         released = release_owner(module)
+        if released:
+            give_back()
     finish(module, "done", released=released, changed=released)
 
 

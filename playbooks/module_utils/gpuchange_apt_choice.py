@@ -219,6 +219,10 @@ def _driver(choice: Choice, wanted: Dict[str, str], offer: Offer, installed: Ins
         choice.problems.append("the installed driver is a mix of versions (%s); mend it first" % table)
         return
     version = wanted["driver"]
+    if "." not in version:
+        said = "driver %s is a branch, not a version: write the one that is meant in the plan, for example %s.86.10"
+        choice.problems.append(said % (version, version))
+        return
     old = driver_set(installed)
     if old:
         _carry_over(choice, version, offer, old, next(iter(numbers), ""))

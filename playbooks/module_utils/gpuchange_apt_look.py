@@ -6,6 +6,7 @@ import glob
 import os
 from typing import Any, Dict, Iterable, List, Set, Tuple
 
+from ansible.module_utils import gpuchange_dpkg_lock, gpuchange_secure_boot
 from ansible.module_utils.gpuchange_apt_auto import Ranges, close_open
 from ansible.module_utils.gpuchange_apt_choice import (
     DRIVER_FAMILY,
@@ -15,7 +16,7 @@ from ansible.module_utils.gpuchange_apt_choice import (
     installed_driver,
     upstream,
 )
-from ansible.module_utils.gpuchange_apt_private import Move, PrivateApt, strangers, targets_of
+from ansible.module_utils.gpuchange_apt_private import Move, PrivateApt, explained, strangers, targets_of
 from ansible.module_utils.gpuchange_driver import driver_state
 from ansible.module_utils.gpuchange_host import is_executable, run
 from ansible.module_utils.gpuchange_packages import alternatives, audit, installed, is_stack, marks
@@ -23,6 +24,7 @@ from ansible.module_utils.gpuchange_packages import alternatives, audit, install
 MIB = 1024 * 1024
 STORE = "/var/lib/gpuchange"
 ARCHIVES = "/var/cache/apt/archives"
+LOCK_PATIENCE_S = 15.0
 BUILD_ROOM = 512 * MIB
 TIMERS = ("apt-daily.timer", "apt-daily-upgrade.timer")
 AUTOMATIC = (*TIMERS, "unattended-upgrades.service")
@@ -51,6 +53,7 @@ def examine(apt: PrivateApt, wanted: Dict[str, str], cuda_select: bool, fits: Di
     choice = choose(opened.wanted, offer, facts.stack)
     choice.problems += opened.problems
     moves, why = apt.simulate(targets_of(choice.install, choice.remove)) if not choice.problems else ([], "")
+    why = explained(why, apt.policy) if why else ""
     unknown = {move["name"] for move in moves} - set(offer.by_name)
     extra = {(record["name"], record["version"]): record for record in apt.records(unknown)}
     records = {**extra, **{(name, v): row for name, rows in offer.by_name.items() for v, row in rows.items()}}
@@ -124,8 +127,19 @@ def _problems(facts: Facts, choice: Choice, moves: List[Move], why: str) -> List
         for name in _foreign_holds(facts, choice, moves)
     ]
     if any("dkms" in name for name in choice.install) and moves:
-        problems += _headers_problem(facts.driver["boot_kernel"]) + _secure_boot_problem()
-    return problems
+        unsigned = gpuchange_secure_boot.problem()
+        problems += _headers_problem(facts.driver["boot_kernel"]) + ([unsigned] if unsigned else [])
+    return problems + _lock_problem()
+
+
+def _lock_problem() -> List[str]:
+    """A package operation that is at work now may be over in a moment; one that waits for an answer never is."""
+    holder = gpuchange_dpkg_lock.await_lock(LOCK_PATIENCE_S)
+    return (
+        ["dpkg is in use by %s: let it finish, or end just that one" % gpuchange_dpkg_lock.said(holder)]
+        if holder
+        else []
+    )
 
 
 def _foreign_holds(facts: Facts, choice: Choice, moves: List[Move]) -> List[str]:
@@ -137,18 +151,6 @@ def _headers_problem(kernel: str) -> List[str]:
     if os.path.isdir("/lib/modules/%s/build" % kernel):
         return []
     return ["no headers for kernel %s: dkms cannot build the module; install linux-headers-%s" % (kernel, kernel)]
-
-
-def _secure_boot_problem() -> List[str]:
-    if not is_executable("mokutil") or "SecureBoot enabled" not in run(["mokutil", "--sb-state"])[1]:
-        return []
-    keys = [path for path in ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der") if os.path.exists(path)]
-    if any("is already enrolled" in run(["mokutil", "--test-key", key])[1] for key in keys):
-        return []
-    return [
-        "Secure Boot is on and the DKMS signing key is not enrolled; "
-        "the new module will not load without console access"
-    ]
 
 
 def _sizes(moves: List[Move], records: Dict[Tuple[str, str], Dict[str, Any]]) -> Dict[str, int]:
@@ -224,7 +226,7 @@ def _findings(facts: Facts, choice: Choice, offer: Offer, moves: List[Move]) -> 
         found.append("new dependencies come along: %s" % ", ".join(new))
     running = [unit for unit in AUTOMATIC if _is_active(unit)]
     if running:
-        found.append("automatic upgrades are on (%s): blocked while the packages change" % ", ".join(running))
+        found.append("automatic upgrades are on (%s): blocked while the host is out of service" % ", ".join(running))
     return found
 
 

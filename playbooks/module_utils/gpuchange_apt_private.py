@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from typing import Any, Dict, Iterable, List, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Tuple
 
 from ansible.module_utils.gpuchange_apt_choice import Choice, Offer, Record, parse_show
 from ansible.module_utils.gpuchange_host import run, write_atomic
@@ -119,6 +119,29 @@ def first_error(out: str, err: str) -> str:
     said = [line[3:] for line in err.splitlines() if line.startswith("E: ")]
     lines = [re.sub(r"\s+", " ", text) for text in unmet[:6]] + said[:3]
     return "; ".join(lines) or err.strip()[-300:] or "apt-get gave no reason"
+
+
+def explained(why: str, policy: Callable[[Iterable[str]], Dict[str, Dict[str, Any]]]) -> str:
+    """apt's reason with what it does not say: "held broken packages" mostly is another source that wins."""
+    needed = dict.fromkeys(re.findall(r"(?:Depends|PreDepends|Breaks|Conflicts): ([a-z0-9][a-z0-9.+-]*)", why))
+    told = [_who_wins(name, entry) for name, entry in policy(needed).items()] if needed else []
+    return "; ".join([why, *(line for line in told if line)])
+
+
+def _who_wins(name: str, entry: Dict[str, Any]) -> str:
+    """`nvidia-modprobe: candidate 440.26-1 (URL at priority 500) wins over 440.33.01-1 (URL at priority 400)`."""
+    shown = {name: _where(sources, entry["priorities"][name]) for name, sources in entry["versions"].items()}
+    candidate = entry["candidate"]
+    others = ["%s (%s)" % (version, where) for version, where in shown.items() if version != candidate]
+    if not candidate or candidate not in shown or not others:
+        return ""
+    return "%s: candidate %s (%s) wins over %s" % (name, candidate, shown[candidate], ", ".join(others[:4]))
+
+
+def _where(sources: List[Tuple[int, str]], priority: int) -> str:
+    """The version's best source, and the priority that pins and sources give it."""
+    source = max(sources)[1] if sources else "no source"
+    return "%s at priority %d" % (re.sub(r" \S+ Packages$", "", source), priority)
 
 
 def targets_of(install: Dict[str, str], remove: Iterable[str]) -> List[str]:

@@ -16,15 +16,12 @@ import tempfile
 import time
 from typing import Any, Iterator
 
-AUTOMATIC = (
-    "apt-daily.timer",
-    "apt-daily-upgrade.timer",
-    "apt-daily.service",
-    "apt-daily-upgrade.service",
-    "unattended-upgrades.service",
-    "packagekit.service",
-)
-RUNNERS = ("apt-daily.service", "apt-daily-upgrade.service")
+BLOCK_FILE = "/etc/apt/apt.conf.d/zz-gpuchange"
+BLOCK_TEXT = """// A change of this host is under way (gpuchange): no automatic upgrades meanwhile.
+APT::Periodic::Enable "0";
+Unattended-Upgrade::InstallOnShutdown "false";
+Unattended-Upgrade::Package-Blacklist { ".*"; };
+"""
 APT = [
     "apt-get",
     "-y",
@@ -37,6 +34,8 @@ APT = [
     "-oDpkg::Use-Pty=0",
 ]
 
+
+HOLD_RESTORED = "hold on %s changed by this step: restored"
 
 silent = False
 """Set by a caller whose standard output is not for words (an Ansible module)."""
@@ -70,40 +69,20 @@ def installed() -> set[str]:
     return {row[0] for row in present} | {"%s:%s" % (row[0], row[1]) for row in present}
 
 
-def has_systemd() -> bool:
-    return os.path.isdir("/run/systemd/system")
-
-
-def active_units() -> list[str]:
-    return [
-        unit for unit in AUTOMATIC if has_systemd() and output(["systemctl", "is-active", unit]).strip() == "active"
-    ]
-
-
 def block_upgrades(record: str) -> None:
-    """Keep automatic upgrades away. One that runs already may finish: stopping it would break dpkg off."""
-    if not has_systemd():
-        return
-    if not os.path.exists(record):
-        enabled = {unit: output(["systemctl", "is-enabled", unit]).strip() for unit in AUTOMATIC}
-        blocked = [unit for unit, state in enabled.items() if state and not state.startswith("masked")]
-        write(record, {"active": [unit for unit in active_units() if unit not in RUNNERS], "blocked": blocked})
-    if read(record)["blocked"]:
-        run(["systemctl", "mask", "--runtime", "--quiet", *read(record)["blocked"]])
-    timers = [unit for unit in active_units() if unit.endswith(".timer")]
-    if timers:
-        run(["systemctl", "stop", *timers])
+    """Keep automatic upgrades away, unless whoever drained the host does so already. One that runs may finish."""
+    if not os.path.exists(BLOCK_FILE):
+        write(record, {"ours": True})
+        with open(BLOCK_FILE, "w", encoding="utf-8") as file:
+            file.write(BLOCK_TEXT)
 
 
 def give_back_upgrades(record: str) -> None:
-    """Undo block_upgrades; safe to run twice, and after a reboot (which has undone the masks by itself)."""
+    """Undo block_upgrades; safe to run twice."""
     if not os.path.exists(record):
         return
-    found = read(record)
-    if found["blocked"]:
-        run(["systemctl", "unmask", "--runtime", "--quiet", *found["blocked"]])
-    if found["active"]:
-        run(["systemctl", "start", "--no-block", *found["active"]])
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(BLOCK_FILE)
     os.unlink(record)
 
 
@@ -121,7 +100,8 @@ def restore_holds(job: dict[str, Any]) -> bool:
     ours = set(job["touched"])
     missing, extra = sorted(wanted - now), sorted((now - wanted) & ours)
     if missing:
-        say("hold on %s changed by this step: restored" % ", ".join(missing))
+        lost = [name for name in missing if name in job["holds"]]
+        say(HOLD_RESTORED % ", ".join(lost) if lost else "holds pass on to %s" % ", ".join(missing))
         run(["apt-mark", "hold", *missing])
     if extra:
         run(["apt-mark", "unhold", *extra])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import glob
 import os
 import re
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict
 
+from ansible.module_utils.gpuchange_boot import boot_kernel, initramfs, module_name
 from ansible.module_utils.gpuchange_host import read_text, run
 
 PROC_VERSION = "/proc/driver/nvidia/version"
@@ -28,27 +27,11 @@ def is_open(text: str) -> bool:
     return "Open Kernel Module" in text
 
 
-def boot_kernel() -> str:
-    """The kernel that the next boot takes: the newest one in /boot, or the running one where /boot has none."""
-    kernels = [path.rpartition("/vmlinuz-")[2] for path in glob.glob("/boot/vmlinuz-*")]
-    return max(kernels, key=functools.cmp_to_key(compare_kernels)) if kernels else os.uname().release
-
-
-def compare_kernels(one: str, other: str) -> int:
-    """Numbers by value, text by letters: 6.8.0-100 is newer than 6.8.0-60."""
-    left, right = _parts(one), _parts(other)
-    return (left > right) - (left < right)
-
-
-def _parts(text: str) -> List[Tuple[int, int, str]]:
-    found = re.findall(r"\d+|[^\d.\-+~]+", text)
-    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in found]
-
-
 def modules_on_disk(kernel: str) -> Dict[str, Dict[str, str]]:
     """{module: {version, file}} of NVIDIA's modules that `kernel` would load."""
     _, out, _ = run(["modinfo", "-k", kernel, *MODULES], limit=1024 * 1024)
-    return parse_modinfo(out)
+    found = parse_modinfo(out)  # an index that nobody has brought up to date still lists what is gone
+    return {name: row for name, row in found.items() if os.path.exists(row["file"])}
 
 
 def parse_modinfo(text: str) -> Dict[str, Dict[str, str]]:
@@ -65,12 +48,6 @@ def parse_modinfo(text: str) -> Dict[str, Dict[str, str]]:
     return found
 
 
-def module_name(path: str) -> str:
-    """/lib/.../nvidia-current-uvm.ko.zst → nvidia_uvm: Debian puts the flavour into the file's name."""
-    stem = os.path.basename(path).partition(".ko")[0].replace("-", "_")
-    return re.sub(r"^nvidia_(current|tesla(_\d+)?|legacy_\w+?xx)(?=_|$)", "nvidia", stem)
-
-
 def disk_problem(wanted: str, kernel: str, modules: Dict[str, Dict[str, str]]) -> str:
     """Why the driver `wanted` will not load under `kernel`, naming the odd module and its file; "" when all fit."""
     if "nvidia" not in modules:
@@ -81,6 +58,17 @@ def disk_problem(wanted: str, kernel: str, modules: Dict[str, Dict[str, str]]) -
         if entry["version"] != wanted
     ]
     return "no complete nvidia module set %s exists for kernel %s: %s" % (wanted, kernel, ", ".join(odd)) if odd else ""
+
+
+def boot_problem(wanted: str, kernel: str) -> str:
+    """Why the next boot, of `kernel`, will not load the driver `wanted`: what lies on disk, and in its initramfs."""
+    why = disk_problem(wanted, kernel, modules_on_disk(kernel))
+    image = initramfs(kernel)
+    odd = ["%s %s (%s)" % (name, row["version"], row["file"]) for name, row in image["modules"].items()]
+    odd = [text for text, row in zip(odd, image["modules"].values()) if row["version"] not in ("", wanted)]
+    if why or not odd:
+        return why
+    return "%s still has %s; mend it with update-initramfs -u -k %s" % (image["file"], ", ".join(odd), kernel)
 
 
 def driver_state() -> Dict[str, Any]:

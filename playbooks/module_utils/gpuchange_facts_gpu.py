@@ -6,11 +6,14 @@ import glob
 import hashlib
 import os
 import re
+import zlib
 from typing import Any, Dict, List
 
+from ansible.module_utils import gpuchange_boot, gpuchange_dkms
 from ansible.module_utils.gpuchange_look import link_hops, read_bytes, read_text, run
 
 SMI_LIMIT = 2 * 1024 * 1024
+FABRIC_UNIT = "nvidia-fabricmanager.service"
 MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem")
 MODULE_PLACES = (
     "updates",
@@ -29,7 +32,17 @@ LIBRARIES = (
     "/usr/local/lib",
 )
 HEADERS = ("/usr/include", "/usr/include/*-linux-gnu", "/usr/local/cuda*/include", "/usr/local/include")
-TOOLKIT_FILES = ("/etc/nvidia-container-runtime/config.toml", "/etc/docker/daemon.json", "/etc/containerd/config.toml")
+TOOLKIT_FILES = (
+    "/etc/nvidia-container-runtime/config.toml",
+    "/etc/docker/daemon.json",
+    "/etc/containerd/config.toml",
+    "/etc/containerd/conf.d/*.toml",
+    "/etc/crio/crio.conf.d/*",
+    "/etc/containers/containers.conf.d/*",
+    "/etc/cdi/*",
+    "/usr/share/containers/oci/hooks.d/*nvidia*",
+)
+HISTORIES = ("/var/log/apt/history.log.1.gz", "/var/log/apt/history.log")
 
 
 def smi(deadline_s: float = 20.0) -> Dict[str, Any]:
@@ -74,8 +87,7 @@ def on_disk() -> Dict[str, Dict[str, Dict[str, str]]]:
         path = record.get("filename", "")
         parts = path.split("/")
         if len(parts) > 3 and parts[3] in result:
-            name = os.path.basename(path).split(".ko")[0].replace("-", "_")
-            result[parts[3]][name] = {"version": record.get("version", ""), "file": path}
+            result[parts[3]][gpuchange_boot.module_name(path)] = {"version": record.get("version", ""), "file": path}
     return result
 
 
@@ -149,14 +161,36 @@ def nccl() -> Dict[str, Any]:
     return {"libraries": libraries("libnccl")}
 
 
+def userspace() -> Dict[str, Any]:
+    """The driver's own libraries, whoever installed them: {stem: copies}, and what the loader would pick of each."""
+    stems = ("libcuda", "libnvidia-ml")
+    return {stem: {"copies": libraries(stem), "loader": _loader(stem + ".so.1")} for stem in stems}
+
+
+def boot() -> Dict[str, Any]:
+    """{kernel, initramfs}: what the next boot takes."""
+    kernel = gpuchange_boot.boot_kernel()
+    return {"kernel": kernel, "initramfs": gpuchange_boot.initramfs(kernel)}
+
+
 def fabric_manager() -> Dict[str, Any]:
+    """Its program's version, its unit's state, and the unit's last words where it has failed."""
     said = run(["nv-fabricmanager", "--version"], 5.0, 4096)
-    return {"rc": said["rc"], "out": said["out"], "err": said["err"]}
+    state = run(["systemctl", "is-active", FABRIC_UNIT], 5.0, 256)["out"].strip()
+    words = run(["journalctl", "-u", FABRIC_UNIT, "-n", "5", "-o", "cat", "--no-pager", "-q"], 5.0, 8192)["out"]
+    failed = state == "failed" or state == "activating"
+    return {
+        "rc": said["rc"],
+        "out": said["out"],
+        "err": said["err"],
+        "active": state,
+        "words": " | ".join(words.splitlines())[-1024:] if failed else "",
+    }
 
 
 def container_toolkit() -> Dict[str, Any]:
     said = run(["nvidia-ctk", "--version"], 5.0, 4096)
-    present = [path for path in TOOLKIT_FILES if os.path.isfile(path)]
+    present = sorted(path for pattern in TOOLKIT_FILES for path in glob.glob(pattern) if os.path.isfile(path))[:64]
     return {
         "out": said["out"],
         "config": {path: hashlib.sha256(read_bytes(path, 1024 * 1024)).hexdigest() for path in present},
@@ -165,11 +199,26 @@ def container_toolkit() -> Dict[str, Any]:
 
 def dkms() -> Dict[str, Any]:
     said = run(["dkms", "status"], 10.0)
-    return {key: said[key] for key in ("rc", "out", "err", "hung")}
+    return {**{key: said[key] for key in ("rc", "out", "err", "hung")}, "leftovers": gpuchange_dkms.leftovers()}
 
 
 def apt_history() -> str:
-    """The last entries of apt's history that touch NVIDIA packages: who changed the libraries, and when."""
-    text = read_text("/var/log/apt/history.log", 1024 * 1024)
-    entries = [entry for entry in text.split("\n\n") if "nvidia" in entry or "cuda" in entry or "cudnn" in entry]
-    return "\n\n".join(entry[:2048] for entry in entries[-3:])
+    """The last entries of apt's history that touch NVIDIA packages: who changed the libraries, and when.
+
+    The log of this month may have begun yesterday: the one before it belongs to it.
+    """
+    entries = [
+        entry for path in HISTORIES for entry in _log(path).split("\n\n") if re.search("nvidia|cuda|cudnn", entry)
+    ]
+    return "\n\n".join(entry.strip()[:2048] for entry in entries[-6:])
+
+
+def _log(path: str) -> str:
+    data = read_bytes(path, 1024 * 1024)
+    if path.endswith(".gz"):
+        unpacker = zlib.decompressobj(31)  # 31: with gzip's own header
+        try:
+            data = unpacker.decompress(data, 8 * 1024 * 1024)
+        except zlib.error:
+            return ""
+    return data.decode("utf-8", "replace")

@@ -36,14 +36,15 @@ def packages_snapshot() -> dict[str, Any]:
     packages: {name[:arch]: version} of the GPU stack (installed, however badly); broken: the same for those whose state
     is not "installed"; others: one digest over all other packages and their number; holds: every hold of the host;
     auto: stack packages marked automatic; origins: {name: where the installed version comes from}; alternatives:
-    {name: {mode, value}}; pins, sources: {file: sha256}; audit: what `dpkg --audit` says.
+    {name: {mode, value}}; pins, sources: {file: sha256}; audit: what `dpkg --audit` says; unmet: dependencies that are
+    not met, in apt's words.
     """
     rows = installed()
     stack = {key: row for key, row in rows.items() if is_stack(row["name"])}
     others = sorted("%s=%s" % (key, row["version"]) for key, row in rows.items() if key not in stack)
-    with ThreadPoolExecutor(max_workers=3) as pool:  # each reads all package lists anew, so as not to write a cache
+    with ThreadPoolExecutor(max_workers=4) as pool:  # each reads all package lists anew, so as not to write a cache
         holds, auto = pool.submit(marks, "showhold"), pool.submit(marks, "showauto")
-        found_origins = pool.submit(origins, sorted(stack))
+        found_origins, found_unmet = pool.submit(origins, sorted(stack)), pool.submit(unmet)
     marked_auto = set(auto.result())
     return {
         "packages": {key: row["version"] for key, row in stack.items()},
@@ -56,6 +57,7 @@ def packages_snapshot() -> dict[str, Any]:
         "pins": digests(PIN_FILES),
         "sources": digests(SOURCE_FILES),
         "audit": audit(),
+        "unmet": found_unmet.result(),
     }
 
 
@@ -98,6 +100,15 @@ def audit() -> str:
     return (out + (err if rc else "")).strip()
 
 
+def unmet() -> list[str]:
+    """Dependencies that are not met now: any apt call would refuse to work before they are."""
+    rc, out, err = run(["apt-get", *IN_MEMORY, "-o", "Debug::NoLocking=1", "check"], timeout=30, limit=LIMIT)
+    if rc == 0:
+        return []
+    said = re.findall(r"^ (\S+ : .*(?:\n {2,}\S.*)*)$", out + err, flags=re.M)
+    return [re.sub(r"\s+", " ", line) for line in said[:20]] or [err.strip()[-300:]]
+
+
 def origins(names: list[str]) -> dict[str, str]:
     """Where each installed version comes from: "URL suite/component", or "local" when no list offers it."""
     if not names:
@@ -107,13 +118,16 @@ def origins(names: list[str]) -> dict[str, str]:
 
 
 def parse_policy(text: str) -> dict[str, dict[str, Any]]:
-    """`apt-cache policy` → {name: {installed, candidate, origin, versions: {version: [(priority, source)]}}}."""
+    """`apt-cache policy` → {name: {installed, candidate, origin, versions, priorities}}.
+
+    versions: {version: [(priority of the source, source)]}; priorities: {version: its own, pins included}.
+    """
     found: dict[str, dict[str, Any]] = {}
     entry: dict[str, Any] = {}
     version = ""
     for line in text.splitlines():
         if line and not line.startswith(" ") and line.endswith(":"):
-            entry = {"installed": "", "candidate": "", "origin": "", "versions": {}}
+            entry = {"installed": "", "candidate": "", "origin": "", "versions": {}, "priorities": {}}
             found[line[:-1]] = entry
             continue
         stripped = line.strip()
@@ -121,8 +135,9 @@ def parse_policy(text: str) -> dict[str, dict[str, Any]]:
         if head in ("Installed", "Candidate") and line.startswith("  ") and not line.startswith("   "):
             entry[head.lower()] = "" if rest == "(none)" else rest
         elif re.match(r" (\*\*\*|   ) ?\S+ -?\d+$", line):
-            version = stripped.replace("*** ", "").split()[0]
+            version, priority = stripped.replace("*** ", "").split()
             entry["versions"][version] = []
+            entry["priorities"][version] = int(priority)
         elif re.match(r" {8,}-?\d+ ", line) and version in entry.get("versions", {}):
             priority, _, source = stripped.partition(" ")
             entry["versions"][version].append((int(priority), source.strip()))

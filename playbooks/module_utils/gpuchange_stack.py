@@ -8,16 +8,11 @@ import sys
 import time
 from typing import Any, Dict, List, NoReturn, Optional
 
-from ansible.module_utils import gpuchange_apt_unit
+from ansible.module_utils import gpuchange_apt_unit, gpuchange_dpkg_lock
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpuchange_apt_private import Move
-from ansible.module_utils.gpuchange_driver import (
-    boot_kernel,
-    disk_problem,
-    driver_state,
-    loaded_version,
-    modules_on_disk,
-)
+from ansible.module_utils.gpuchange_dkms import build_error
+from ansible.module_utils.gpuchange_driver import boot_kernel, boot_problem, driver_state, loaded_version
 from ansible.module_utils.gpuchange_host import (
     args_of,
     boot_id,
@@ -116,6 +111,8 @@ class Walk:
         self.forward = direction_of(module) == "do"
         self.repaired: List[str] = []
         self.changed = False
+        self.refused = ""
+        """Why the kernel would not take the module, in modprobe's words."""
 
     # -------------------------------------------------------------------------------------------- the end
 
@@ -167,6 +164,9 @@ class Walk:
         if self._state("complete") != "absent" or self._state("repair") != "absent":
             self.repaired.append("previous attempt was interrupted inside dpkg; repaired with configure -a")
         self._put_right()
+        lacking = self._lacking_holds()
+        if lacking:
+            self.end("not_done", "the hold on %s is gone and cannot be restored" % ", ".join(lacking))
 
     def _await_other_direction(self) -> None:
         """Turned back in the middle: what the other direction has set going must have ended before this one acts."""
@@ -224,6 +224,7 @@ class Walk:
         """Start or attend one transaction unit; returns when it has ended well, ends the module otherwise."""
         job = unit_name(self.module, step, self.generation).file("job")
         if self._state(step) == "absent":
+            self._await_others()
             write_atomic(job, self._job([] if step == "repair" else self._targets()))
         script = install_script(self.module, gpuchange_apt_unit)
         done = host_unit(
@@ -236,12 +237,25 @@ class Walk:
         )
         self.changed = True
         if done["state"] == "running":
-            since, pid = done.get("started", "now"), done.get("pid", "?")
-            self.end("running", "apt works since %s (%s, pid %s)" % (since, done["unit"], pid), unit=done["unit"])
+            self.end("running", still_active(change_of(self.module), done), unit=done["unit"])
         if done["state"] == "lost" and step != "repair":
             self.end("running", "%s was interrupted; looking at what it left" % done["unit"])
+        self.repaired += re.findall(gpuchange_apt_unit.HOLD_RESTORED % ".+", done.get("out", ""))
         if done["state"] == "finished" and done["rc"]:
+            self._put_right()  # a unit that was ended at its deadline did not get to it
             self.end("not_done", failure(done), log=done["out"][-6000:])
+
+    def _await_others(self) -> None:
+        """A package operation that is not ours must have ended: a second one next to it would only wait, or fail."""
+        holder = gpuchange_dpkg_lock.await_lock(5.0)
+        if holder:
+            said = "another package operation is active on this host: %s; not starting another"
+            self.end("running", said % gpuchange_dpkg_lock.said(holder), blocked=True)
+
+    def _lacking_holds(self) -> List[str]:
+        present = set(installed())
+        wanted = gpuchange_apt_unit.wanted_holds(self.before["holds"], self.target.renamed, present)
+        return sorted((wanted & present) - set(marks("showhold")))
 
     def _job(self, targets: List[str]) -> Dict[str, Any]:
         versions = self.before["versions"]
@@ -262,8 +276,10 @@ class Walk:
         }
 
     def _put_right(self) -> None:
-        """What an interrupted unit may have left: holds, marks, masked timers. Does nothing when all is right."""
-        job = self._job([])
+        """What an interrupted unit may have left: holds, marks, blocked upgrades. Does nothing when all is right."""
+        job, lost = self._job([]), [name for name in self._lacking_holds() if name in self.before["holds"]]
+        if lost:
+            self.repaired.append(gpuchange_apt_unit.HOLD_RESTORED % ", ".join(lost))
         gpuchange_apt_unit.silent = True
         gpuchange_apt_unit.restore_holds(job)
         gpuchange_apt_unit.restore_marks(job)
@@ -276,8 +292,10 @@ class Walk:
         if not self.target.driver:
             return
         kernel = boot_kernel()
-        why = disk_problem(self.target.driver, kernel, modules_on_disk(kernel))
+        why = boot_problem(self.target.driver, kernel)
         if why:
+            log = build_error(self.target.driver)
+            why += " (%s)" % log if log else ""
             rebooted = self._boot_before() not in ("", boot_id())
             said = "rebooted, but %s; reboot will not fix this" if rebooted else "%s; a reboot would not fix this"
             self.end("not_done", said % why)
@@ -292,8 +310,10 @@ class Walk:
         if self._comes(wanted, 20.0 if rebooted else 0.0):
             return
         if rebooted:
-            said = "rebooted once, but the loaded driver is %s, not %s; not rebooting again"
-            self.end("not_done", said % (loaded_version() or "none", wanted))
+            said = "rebooted once, but the loaded driver is %s, not %s%s; not rebooting again"
+            self.end("not_done", said % (loaded_version() or "none", wanted, self._words()))
+        if "Key was rejected" in self.refused:
+            self.end("not_done", "the kernel refuses driver %s%s; no reboot would help" % (wanted, self._words()))
         self._reboot()
 
     def _comes(self, wanted: str, patience_s: float) -> bool:
@@ -301,9 +321,18 @@ class Walk:
         deadline = time.monotonic() + patience_s
         while loaded_version() != wanted:
             if time.monotonic() >= deadline:
-                return not loaded_version() and run(["modprobe", "nvidia"])[0] == 0 and loaded_version() == wanted
+                return not loaded_version() and self._modprobe() and loaded_version() == wanted
             time.sleep(0.2)
         return True
+
+    def _modprobe(self) -> bool:
+        rc, _, err = run(["modprobe", "nvidia"])
+        self.refused = err.strip()[-300:] if rc else ""
+        return rc == 0
+
+    def _words(self) -> str:
+        secure = "; Secure Boot is on and the module's signing key is not enrolled" if "Key was" in self.refused else ""
+        return " (%s%s)" % (self.refused, secure) if self.refused else ""
 
     def _boot_file(self) -> str:
         name = unit_name(self.module, "reboot", self.generation)
@@ -324,6 +353,13 @@ class Walk:
         if done["state"] == "lost":
             run(["systemctl", "reboot"])  # still the same boot: the order was lost, not carried out
         self.end("running", NOT_YET, rebooting=True)
+
+
+def still_active(change: str, done: Dict[str, Any]) -> str:
+    pid = done.get("pid", 0)
+    at = gpuchange_dpkg_lock.at_work(int(pid)) if str(pid).isdigit() else ""
+    said = "apt step of change %s still active on this host since %s (%s, pid %s%s); not starting another"
+    return said % (change, done.get("started", "now"), done["unit"], pid or "?", ", " + at if at else "")
 
 
 def failure(done: Dict[str, Any]) -> str:

@@ -83,6 +83,7 @@ def test_look_leaves_no_trace_and_a_second_one_finds_all_as_wanted(player: Playe
     assert player.sh(EVERYTHING + FILES) == before
 
 
+@pytest.mark.case("apt-prompt-leaves-orphan-dpkg")
 def test_a_controller_killed_in_the_middle_finds_its_transaction_again(player: Player) -> None:
     """Case: async-job-file-vanishes, apt-prompt-leaves-orphan-dpkg."""
     args, since, boots = prepare(player), ledger_length(player), player.host.boots
@@ -93,7 +94,10 @@ def test_a_controller_killed_in_the_middle_finds_its_transaction_again(player: P
     said = player.play("stack_apt", "probe", args)
     assert said["state"] == "running", said
     said = player.play("stack_apt", "apply", args)
-    assert said["state"] == "running" and "apt works since" in said["why"], said
+    assert said["state"] == "running", said
+    assert f"apt step of change {player.change} still active on this host since" in said["why"], said
+    assert ".postinst (pid " in said["why"] and "waiting for input); not starting another" in said["why"], said
+    assert player.sh("pgrep -cx apt-get").strip() == "1"
     player.host.mend("apt-hangs")
     done = player.until("stack_apt", "apply", args)
     assert done["state"] == "done" and player.host.boots == boots + 1, done

@@ -137,6 +137,22 @@ def _module_source(version: str) -> dict[str, File]:
     return objects | {f"{root}/dkms.conf": File(text=head + conf)}
 
 
+def fabric_manager(version: str) -> list[Package]:
+    """The service that hosts with NVSwitches need, of exactly the driver's version."""
+    return [
+        Package(
+            f"nvidia-fabricmanager-{branch_of(version)}",
+            f"{version}-1",
+            "Fabric Manager for NVSwitch based systems",
+            files={
+                "usr/bin/nv-fabricmanager": File("nv-fabricmanager", mode=0o755),
+                "lib/systemd/system/nvidia-fabricmanager.service": File("nvidia-fabricmanager.service"),
+            },
+            section="multiverse/admin",
+        )
+    ]
+
+
 def cuda(release: str, update: str, cudart: str, nvcc: str) -> list[Package]:
     """A toolkit that lives beside others; the newest configured one is behind /usr/local/cuda."""
     dash, prefix = release.replace(".", "-"), f"usr/local/cuda-{release}"
@@ -268,10 +284,13 @@ def kernel_build(kernel: str) -> list[Package]:
 
 CUDAS = (("12.4", "12.4.1", "12.4.127", "12.4.131"), ("12.8", "12.8.1", "12.8.90", "12.8.93"))
 CUDNNS = ("9.1.0.70", "9.8.0.87")
+FABRIC_MANAGERS = ("550.54.15", "570.124.06")
+"""Not for each driver: that the matching one is not to be had yet is a common obstacle."""
 TOOLKITS = ("1.16.2", "1.17.8")
 
 _TABLE: tuple[tuple[Callable[..., list[Package]], tuple[tuple[str, ...], ...]], ...] = (
     (driver, tuple((v,) for v in DRIVERS)),
+    (fabric_manager, tuple((v,) for v in FABRIC_MANAGERS)),
     (cuda, CUDAS),
     (cudnn, tuple((v,) for v in CUDNNS)),
     (container_toolkit, tuple((v,) for v in TOOLKITS)),

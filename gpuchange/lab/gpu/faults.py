@@ -46,6 +46,16 @@ def _sources(from_folder: str, to_folder: str) -> str:
     )
 
 
+def _driver_set(old: str, new: str, *options: str) -> str:
+    """apt as the nightly upgrade calls it: every package of one driver to another, nobody reboots."""
+    listed = "dpkg-query -W -f='${db:Status-Status} ${Package} ${Version}\\n'"
+    chosen = f"set=$({listed} | sed -n 's/^installed \\(.*\\) {old}-0ubuntu1$/\\1={new}-0ubuntu1/p')"
+    apt = f"exec -a /usr/bin/unattended-upgrade apt-get -y -q {' '.join(options)} install $set"
+    return f"""{chosen}; [ -z "$set" ] || DEBIAN_FRONTEND=noninteractive set="$set" bash -c '{apt}'"""
+
+
+_STALE = "/var/lib/dkms/nvidia/390.48"
+_TOOLS = "/usr/lib/gpuchange-lab"
 _HANG = f"{FOLDER}/apt-hangs"
 _HALF = (
     "sed -i '/^Package: nvidia-container-toolkit-base$/,/^$/"
@@ -80,6 +90,32 @@ _TABLE = (
         f"rm -f {_HANG}; mkfifo {_HANG}",
         # An answer to whoever waits, and nobody else may begin to; opening for both directions never blocks.
         f"if [ -p {_HANG} ]; then exec 3<> {_HANG}; rm -f {_HANG}; echo n >&3; sleep 1; fi",
+    ),
+    _flag("key-rejected", "Secure Boot: the kernel refuses any other driver than the loaded one", DRIVER),
+    _flag("nvswitch", "the host has four NVSwitches", "echo 4"),
+    Fault(
+        "secure-boot",
+        "Secure Boot is on, and the key with which DKMS signs is not enrolled",
+        f"ln -sf {_TOOLS}/mokutil /usr/local/bin/; touch /var/lib/dkms/mok.pub; {DRIVER} > {FOLDER}/key-rejected",
+        f"rm -f /usr/local/bin/mokutil /var/lib/dkms/mok.pub {FOLDER}/key-rejected",
+    ),
+    Fault(
+        "stale-dkms-tree",
+        "a driver that was removed long ago has left its tree behind in DKMS",
+        f"mkdir -p {_STALE}; ln -sfn /usr/src/nvidia-390.48 {_STALE}/source",
+        f"rm -rf {_STALE}",
+    ),
+    Fault(
+        "upgraded-overnight",
+        "an unattended upgrade has replaced the driver's packages; nobody has rebooted",
+        _driver_set("550.54.15", "550.163.01"),
+        _driver_set("550.163.01", "550.54.15", "--allow-downgrades"),
+    ),
+    Fault(
+        "gpu-container",
+        "a container with GPUs runs; reloading systemd takes them away from it",
+        f"ln -sf {_TOOLS}/docker /usr/local/bin/docker; docker start",
+        "docker stop; rm -f /usr/local/bin/docker",
     ),
     Fault(
         "repo-old-gone",

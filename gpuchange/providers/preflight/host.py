@@ -15,7 +15,7 @@ from gpuchange.reports import Verdict, by_state
 
 Accepted = Literal[
     "low_space", "path", "mount", "no_gpu", "gpu_not_answering", "inconsistent_baseline", "broken_packages",
-    "broken_dkms", "incompatible", "fabric_manager", "clock",
+    "mixed_packages", "broken_dkms", "incompatible", "fabric_manager", "clock",
 ]  # fmt: skip
 
 
@@ -70,6 +70,7 @@ def wish(view: HostView) -> Wish:
         driver=versions.get("driver"),
         cuda=versions.get("cuda"),
         cudnn=versions.get("cudnn"),
+        dkms_set_aside=section(view, "stack").get("dkms_leftovers") == "set_aside",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,8 @@ from gpuchange.providers.types import Duration, Version, VersionOrAuto, refuse
 from gpuchange.reports import Report, Verdict, by_state
 
 LONGEST_REBOOT_S = 1800.0
+LONGEST_BLOCK_S = 900.0
+"""How long somebody else's package operation is waited for before a human has to look."""
 
 
 class AptStack(Params):
@@ -27,6 +29,10 @@ class AptStack(Params):
     nccl: Version | None = Field(None, description="NCCL version.")
     container_toolkit: Version | None = Field(None, description="NVIDIA container toolkit version.")
     deadline: Duration = Field(3000, description="How long one package transaction may take.")
+    dkms_leftovers: Literal["refuse", "set_aside"] = Field(
+        "refuse",
+        description="set_aside: move trees that removed modules left in DKMS out of its way; undone on rollback.",
+    )
     cuda_select: bool = Field(False, description="Switch /usr/local/cuda even where it was chosen by hand.")
 
     @model_validator(mode="after")
@@ -44,6 +50,7 @@ class AptStackReport(Report):
     boot_id: str = ""
     rebooted: bool = False
     rebooting: bool = False
+    blocked: bool = False
     left: int = 0
     repaired: tuple[str, ...] = ()
 
@@ -59,13 +66,20 @@ def args(view: HostView, _mode: Mode) -> dict[str, Any]:
         "transaction": evidence(view, "preflight/apt").get("transaction"),
         "sealed": sealed_packages(seal, driver),
         "cuda_select": bool(view.params.get("cuda_select")),
+        "dkms_set_aside": view.params.get("dkms_leftovers") == "set_aside",
         "deadline_s": view.params.get("deadline"),
         "generation": view.retries,
     }
 
 
+def overdue(view: HostView, report: AptStackReport) -> bool:
+    """Whether a reboot, or somebody else's package operation, takes longer than any should."""
+    longest = LONGEST_REBOOT_S if report.rebooting else LONGEST_BLOCK_S if report.blocked else float("inf")
+    return report.state == "running" and view.waited > longest
+
+
 def judge(view: HostView, report: AptStackReport) -> Verdict:
-    if report.state == "running" and report.rebooting and view.waited > LONGEST_REBOOT_S:
+    if overdue(view, report):
         return Verdict.hold(f"{report.why} for {view.waited:.0f} s")
     if report.state != "done":
         return by_state(report)
@@ -81,7 +95,7 @@ def judge_undo(view: HostView, report: AptStackReport) -> Verdict:
     """Going back is judged as installed: whether the old driver works again is for prove to say."""
     if report.state == "not_done" and report.installed and not report.left:
         return Verdict.accept(findings=(report.why,))
-    if report.state == "running" and report.rebooting and view.waited > LONGEST_REBOOT_S:
+    if overdue(view, report):
         return Verdict.hold(f"{report.why} for {view.waited:.0f} s")
     return by_state(report)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from gpuchange.checks import consistency, gpu_function, identity, snapshot, wanted
+from gpuchange.checks import consistency, containers, fabric, gpu_function, identity, snapshot, wanted
 from gpuchange.checks import manifest as manifests
 from gpuchange.checks.cards import Card
 from gpuchange.checks.snapshot import Snapshot, mapping
@@ -33,6 +33,9 @@ class VerifyParams(SpeedParams):
     """What must hold before the host serves again."""
 
     settle: Duration = Field(60, description="How long services and cards may take to come up after the change.")
+    container_image: str | None = Field(
+        None, description="An image that is on the host: a fresh container of it must see the GPUs as well."
+    )
     hashes: bool = Field(True, description="Compare the hash manifest with the seal's.")
 
 
@@ -42,6 +45,7 @@ def args(view: HostView, _mode: Mode) -> dict[str, Any]:
     return {
         **base_args(view),
         "function": True,
+        "container_image": view.params.get("container_image") or "",
         "manifest": manifest_args(view, "verify", name, kept.jsonl_sha256) if kept else None,
     }
 
@@ -76,8 +80,15 @@ def judge(view: HostView, report: FactsReport) -> Verdict:
     moved = _moved(view, before, now, report)
     versions = wanted.compare(wanted_versions(view), before, now)
     failed = [f"{name} could not be looked at: {why}" for name, why in sorted(report.errors.items())]
-    failed += settling + _missing_cards(before, now) + [found.says for found in versions if not found.ok]
+    failed += containers.losses(sealed(view).get("facts") or {}, report.facts, now)
+    failed += (
+        settling
+        + fabric.troubles(report.facts, now)
+        + _missing_cards(before, now)
+        + [found.says for found in versions if not found.ok]
+    )
     good = [found.says for found in versions if found.ok]
+    good += [line for line in (fabric.superfluous(report.facts, now),) if line]
     for fine, line in (*_function(view, report, before), *_files(view, report)):
         (good if fine else failed).append(line)
     lines = (*moved, *failed, *good)

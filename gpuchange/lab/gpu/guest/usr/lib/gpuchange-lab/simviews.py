@@ -83,10 +83,15 @@ def pci_files(card):
     }
 
 
-def pci_view(cards):
-    present = {bus_id(card) for card in cards}
+def pci_view(cards, switches=0):
+    """The NVIDIA devices on the bus: cards, and so many NVSwitches."""
+    bridges = [f"0000:05:{number:02x}.0" for number in range(switches)]
+    present = {bus_id(card) for card in cards} | set(bridges)
     for gone in set(os.listdir(RUN + "/pci") if os.path.isdir(RUN + "/pci") else ()) - present:
         shutil.rmtree(RUN + "/pci/" + gone)
+    for bridge in bridges:
+        for name, text in (("vendor", "0x10de\n"), ("device", "0x22a3\n"), ("class", "0x068000\n")):
+            write(f"{RUN}/pci/{bridge}/{name}", text)
     for card in cards:
         folder = f"{RUN}/pci/{bus_id(card)}"
         for name, text in pci_files(card).items():
