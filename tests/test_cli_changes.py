@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 from collections.abc import Callable
 from functools import cache, partial
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpuchange import engine, inventory
-from gpuchange.cli import live, main
+from gpuchange.cli import changes, live, main
 from gpuchange.history import History
 from gpuchange.states import Event, Kind
 from tests.fleetfake import PROVIDERS, World
@@ -359,3 +360,21 @@ class TestPlain:
             plain._over.wait(0.4)
         assert "still at work" in (out := capsys.readouterr().out)
         assert "h1 stack/apt starts" in out
+
+
+def test_a_proposed_command_repeats_the_flags_and_works_when_copied(
+    world: World, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = tmp_path / "bare plan.yaml"
+    plan.write_text(PLAN.replace("inventory: inventory.yaml\n", ""))
+    monkeypatch.delenv("GPUCHANGE_STATE")
+    state = ["--state-dir", str(tmp_path / "changes")]
+    assert main(["plan", str(plan), "-i", "inventory.yaml", "-b", *state]) == 0
+    proposed = capsys.readouterr().out.rsplit("next:", 1)[1].strip()
+    assert main([*shlex.split(proposed)[1:], "--yes"]) == 0
+    assert f"{shlex.join(state)} -o report.html" in capsys.readouterr().out
+    assert main(["status", *state]) == 0
+    noted = [
+        event for event in changes.read(changes.find(tmp_path / "changes", None)).events if event.data.get("flags")
+    ]
+    assert [event.data["flags"] for event in noted] == ["--become"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuchange.cli import asking, bundles, words
+from gpuchange.cli import again, asking, bundles, words
 from gpuchange.cli.flags import ansible_flags, connection
 from gpuchange.cli.settings import common, current
 from gpuchange.errors import UsageError
@@ -66,7 +66,7 @@ def apply(plan_path: Path, dry_run: bool, **flags: Any) -> int:
 
     home = change.create(current().root, plan_path, reach)
     try:
-        return asking.carry(home, reach, f"gpuchange plan {plan_path}")
+        return asking.carry(home, reach, again.command("plan", plan_path))
     except (click.Abort, UsageError):
         shutil.rmtree(home)  # refused before anything was changed: there is nothing to come back to
         raise
@@ -110,7 +110,7 @@ def looked(
         try:
             looks = look(engine)
             shown = asking.show(
-                engine.change.plan, looks, f"gpuchange plan {plan_path}", f"gpuchange apply {plan_path}"
+                engine.change.plan, looks, *(again.command(verb, plan_path) for verb in ("plan", "apply"))
             )
             if order:
                 order.keep(plan_path, engine.change, shown, looks, reach)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpuchange.cli import asking, changes, live, render, running, words
+from gpuchange.cli import again, asking, changes, live, render, running, words
 from gpuchange.cli.settings import common, current
 from gpuchange.errors import NotApproved, StaleError, UsageError
 
@@ -109,7 +109,7 @@ class Order:
             live.emit({"type": "bundle", **fields})
         else:
             words.say(f"\nwrote {self.out}, sha256 {made.digest}\nit holds until {made.content.expires}, for this once")
-            words.say(f"next: gpuchange approve {self.out} --key KEY --as NAME, or gpuchange apply {self.out}")
+            words.say(f"next: {_signing(self.out)}, or {again.command('apply', self.out, bundled=True)}")
 
 
 def order(flags: dict[str, Any]) -> Order | None:
@@ -160,8 +160,17 @@ def refuse_plan(path: Path, asked: Policy) -> None:
     if asked.number:
         raise NotApproved(
             f"{asked.number} approval(s) are required, and {path} is a plan, not a bundle",
-            remedy=f"gpuchange plan -o FILE {path}, then gpuchange approve FILE",
+            remedy=f"{again.command('plan', path)} -o FILE, then gpuchange approve FILE",
         )
+
+
+def _commands(path: Path) -> tuple[str, str]:
+    """Those that look at the bundle and that carry it out."""
+    return again.command("plan", path, bundled=True), again.command("apply", path, bundled=True)
+
+
+def _signing(path: Path) -> str:
+    return f"{again.command('approve', path)} --key KEY --as NAME"
 
 
 def look(path: Path, given: Connection, asked: Policy) -> tuple[Preview, int]:
@@ -176,7 +185,7 @@ def look(path: Path, given: Connection, asked: Policy) -> tuple[Preview, int]:
         try:
             looks = before_change(engine)
             still_as_reviewed(engine)
-            seen = asking.show(engine.change.plan, looks, f"gpuchange plan {path}", f"gpuchange apply {path}")
+            seen = asking.show(engine.change.plan, looks, *_commands(path))
             return seen, looks.code
         finally:
             engine.close()
@@ -191,7 +200,7 @@ def apply(path: Path, given: Connection, asked: Policy) -> int:
     root, counting = current().root, [{"as": one.name, "key": one.key} for one in checked if not one.why]
     home = reviewed.apply_once(root, found, given.vault_ids, counting)
     try:
-        return asking.carry(home, reach, f"gpuchange plan {path}")
+        return asking.carry(home, reach, _commands(path)[0])
     except (click.Abort, UsageError, StaleError):
         if not changes.read(home).state.counts.touched:  # refused before anything was done: nothing to come back to
             reviewed.give_up(root, found, home)
@@ -244,7 +253,7 @@ def approve(path: Path, key: Path | None, name: str | None, show: bool) -> None:
     if show:
         return
     if key is None or name is None:
-        raise UsageError("who approves, with which key?", remedy=f"gpuchange approve {path} --key KEY --as NAME")
+        raise UsageError("who approves, with which key?", remedy=_signing(path))
     _fresh(found)
     signed = approvals.sign(found, key, approvals.check_name(name, "--as"))
     running.confirm(f"approve this as {name}?")
@@ -252,7 +261,7 @@ def approve(path: Path, key: Path | None, name: str | None, show: bool) -> None:
     if current().json:
         live.emit({"type": "approved", "path": str(path), "digest": found.digest, "as": name})
     else:
-        words.say(f"approved as {name}\nnext: gpuchange apply {path} --require-approvals N --allowed-signers FILE")
+        words.say(f"approved as {name}\nnext: {_commands(path)[1]} --require-approvals N --allowed-signers FILE")
 
 
 def _fresh(found: Bundle) -> None:
@@ -277,7 +286,7 @@ def _show(path: Path, found: Bundle) -> None:
         live.emit({**render.preview_json(seen), "bundle": {"digest": found.digest, **told}, "plan": own.plan})
         return
     words.say(words.clean(own.plan, keep_lines=True))
-    words.say(render.preview_text(seen, f"gpuchange apply {path}"))
+    words.say(render.preview_text(seen, _commands(path)[1]))
     for what, value in (
         ("made by", f"{own.author.name} at {own.created} with gpuchange {own.version}"),
         ("holds until", own.expires),

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gpuchange.cli import story
+from gpuchange.cli import again, story
 from gpuchange.cli.words import clean, clock, duration
 from gpuchange.confirming import Confirmations
 from gpuchange.errors import GpuchangeError, UsageError
@@ -88,7 +88,11 @@ def find(root: Path, name: str | None, meant: Callable[[Path], bool] | None = No
     """
     known = directories(root)
     if not known:
-        raise UsageError("there is no change yet", where=str(root), remedy="gpuchange apply PLAN, or give --state-dir")
+        raise UsageError(
+            "there is no change yet",
+            where=str(root),
+            remedy="begin one: gpuchange apply PLAN; or give the --state-dir that has some",
+        )
     if name is None:
         return next(filter(meant, known), known[0]) if meant else known[0]
     exact = [path for path in known if path.name == name]
@@ -98,7 +102,7 @@ def find(root: Path, name: str | None, meant: Callable[[Path], bool] | None = No
     if near:
         listed = ", ".join(path.name for path in near[:5])
         raise UsageError(f"{name} fits {len(near)} changes: {listed}", remedy="give more of its name")
-    raise UsageError(f"no change is called {name}", where=str(root), remedy="gpuchange list")
+    raise UsageError(f"no change is called {name}", where=str(root), remedy=again.command("list"))
 
 
 def undoable(directory: Path) -> bool:
@@ -208,6 +212,11 @@ def reasons(found: Change) -> list[str]:
     return lines
 
 
+def command(found: Change, verb: str, *words: str) -> str:
+    """`gpuchange VERB` about this change, to be copied: with the flags given now, else those it was reached with."""
+    return again.command(verb, found.id, *words, noted=again.noted(found.events))
+
+
 def questions(found: Change) -> list[str]:
     """What waits for a human, and the command that answers it."""
     lines = []
@@ -217,7 +226,7 @@ def questions(found: Change) -> list[str]:
         if story.needs_answer(standing):
             last = found.history.last.get(host)
             lines.append(f"{clean(host)}: {story.sentence(last) if last else 'held'}")
-            lines.append(f"  next: gpuchange resolve {found.id} {clean(host)} --retry | --done | --undo | --leave")
+            lines.append(f"  next: {command(found, 'resolve', clean(host))} --retry | --done | --undo | --leave")
     return lines
 
 
@@ -226,7 +235,8 @@ def _asked(found: Change, host: str) -> list[str]:
     asked = found.hands.of(host)
     if asked is None:
         return []
-    return [*(f"{clean(host)}: {clean(line)}" for line in asked[1].lines), f"  next: {story.confirm(found.id, host)}"]
+    answer = command(found, "confirm", clean(host))
+    return [*(f"{clean(host)}: {clean(line)}" for line in asked[1].lines), f"  next: {answer}"]
 
 
 def findings(found: Change, direction: str) -> list[tuple[str, str, str]]:
@@ -242,10 +252,10 @@ def findings(found: Change, direction: str) -> list[tuple[str, str, str]]:
 def next_command(found: Change, code: int) -> str:
     """What to run after the change ended with `code`."""
     if code in (130, 143) or found.outcome in ("stopped before its end", story.CUT_SHORT, "answered, to be resumed"):
-        return f"gpuchange resume {found.id}"
+        return command(found, "resume")
     if code in (5, 6):
-        return f"gpuchange status {found.id}"
-    return f"gpuchange report {found.id} -o report.html"
+        return command(found, "status")
+    return f"{command(found, 'report')} -o report.html"
 
 
 def summary(found: Change) -> dict[str, Any]:

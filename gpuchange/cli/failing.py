@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from gpuchange.cli import words
+from gpuchange.cli import again, words
 from gpuchange.errors import GpuchangeError, UsageError
 
 USAGE = UsageError.exit_code
@@ -33,9 +33,15 @@ def told(error: BaseException, arguments: Sequence[str]) -> int:
         case click.ClickException():
             return _print(_from_click(error), as_json)
         case GpuchangeError():
-            return _print(error, as_json)
+            return _print(_placed(error, arguments), as_json)
         case _:
-            return _print(_unexpected(error), as_json)
+            return _print(_placed(_unexpected(error), arguments), as_json)
+
+
+def _placed(error: GpuchangeError, arguments: Sequence[str]) -> GpuchangeError:
+    for one in (error, *getattr(error, "others", ())):
+        one.remedy = again.with_place(one.remedy, again.given_place(arguments))
+    return error
 
 
 def _from_click(error: click.ClickException) -> GpuchangeError:

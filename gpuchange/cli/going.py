@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gpuchange.cli import asking, bundles, changes, running, words
+from gpuchange.cli import again, asking, bundles, changes, running, words
 from gpuchange.cli.flags import ansible_flags, connection
 from gpuchange.cli.settings import common, current
 from gpuchange.errors import UsageError
@@ -27,7 +27,8 @@ def resume(change: str | None, **flags: Any) -> int:
     preview was never agreed to shows it and asks first.
     """
     directory = changes.find(current().root, change, changes.unfinished)
-    return asking.carry(directory, bundles.bound(directory, connection(**flags)), f"gpuchange resume {directory.name}")
+    again_later = changes.command(changes.read(directory), "resume")
+    return asking.carry(directory, bundles.bound(directory, connection(**flags)), again_later)
 
 
 @click.command()
@@ -46,9 +47,9 @@ def rollback(change: str | None, hosts: tuple[str, ...], **flags: Any) -> int:
     found = changes.read(directory)
     unknown = sorted(set(hosts) - set(found.hosts))
     if unknown:
-        raise UsageError(f"not in this change: {', '.join(unknown)}", remedy=f"gpuchange status {directory.name}")
+        raise UsageError(f"not in this change: {', '.join(unknown)}", remedy=again.command("status", directory.name))
     if not change and not changes.undoable(directory):
-        raise UsageError("no change here did anything that could be taken back", remedy="gpuchange list")
+        raise UsageError("no change here did anything that could be taken back", remedy=again.command("list"))
     running.confirm(f"take {directory.name} back on {', '.join(hosts) or 'every host it has touched'}?")
     reach = bundles.bound(directory, connection(**flags))
     orders.rollback(directory, list(hosts) or None)
@@ -74,9 +75,9 @@ def resolve(change: str, host: str, answer: str | None) -> None:
         raise UsageError("one of --retry, --done, --undo, --leave is needed", remedy="gpuchange resolve --help")
     directory = changes.find(current().root, change)
     if host not in changes.read(directory).hosts:
-        raise UsageError(f"{host} is not in this change", remedy=f"gpuchange status {directory.name}")
+        raise UsageError(f"{host} is not in this change", remedy=again.command("status", directory.name))
     orders.resolve(directory, host, answer)
-    words.say(f"noted: {host} {answer}\nnext: gpuchange resume {directory.name}")
+    words.say(f"noted: {host} {answer}\nnext: {changes.command(changes.read(directory), 'resume')}")
 
 
 @click.command()
@@ -99,7 +100,7 @@ def confirm(change: str, host: str) -> None:
     for line in asked[1].lines if asked else ():
         words.say(f"confirmed for {host}: {words.clean(line)}")
     taken = note is not None and _taken(note)
-    words.say(f"next: gpuchange {'status' if taken else 'resume'} {directory.name}")
+    words.say(f"next: {changes.command(found, 'status' if taken else 'resume')}")
 
 
 def _taken(note: Path) -> bool:
@@ -121,7 +122,9 @@ def pause(change: str | None) -> None:
 
     directory = changes.find(current().root, change, changes.alive)
     orders.pause(directory)
-    words.say(f"{directory.name}: starts nothing more\nnext: gpuchange status {directory.name}; then gpuchange resume")
+    found = changes.read(directory)
+    look, go_on = changes.command(found, "status"), changes.command(found, "resume")
+    words.say(f"{directory.name}: starts nothing more\nnext: {look}; then {go_on}")
 
 
 @click.command()
@@ -143,4 +146,5 @@ def abort(change: str | None) -> None:
     words.say(f"left as they are: {', '.join(idle) or 'none'}")
     busy = [host for host in found.hosts if host not in idle and not found.state.hosts[host].finished]
     if busy:
-        words.say(f"still in work: {', '.join(busy)}\nnext: gpuchange resume or rollback {directory.name}")
+        words.say(f"still in work: {', '.join(busy)}")
+        words.say(f"next: {changes.command(found, 'resume')}, or {changes.command(found, 'rollback')}")

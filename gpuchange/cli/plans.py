@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gpuchange.cli import words
+from gpuchange.cli import again, words
 from gpuchange.cli.settings import common, current
 from gpuchange.errors import UsageError
 
@@ -21,11 +21,11 @@ def init(path: Path, force: bool) -> None:
     from gpuchange import plan
 
     if path.exists() and not force:
-        raise UsageError("the file exists already", where=str(path), remedy=f"gpuchange init --force {path}")
+        raise UsageError("the file exists already", where=str(path), remedy=again.command("init", "--force", path))
     schema = path.with_name("gpuchange.schema.json")
     for target, text in ((path, plan.template()), (schema, json.dumps(plan.json_schema(), indent=2) + "\n")):
         _write(target, text)
-    words.say(f"wrote {path} and {schema.name}\nnext: edit it, then  gpuchange validate {path}")
+    words.say(f"wrote {path} and {schema.name}\nnext: edit it, then  {again.command('validate', path)}")
 
 
 def _write(target: Path, text: str) -> None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpuchange.cli import changes, live, story, words
+from gpuchange.cli import again, changes, live, story, words
 from gpuchange.cli.settings import current
 from gpuchange.errors import UsageError
+from gpuchange.states import Event, Kind
 
 if TYPE_CHECKING:
     from gpuchange.change import Connection
@@ -58,6 +59,7 @@ def run(
     engine = Engine(directory, connection)
     try:
         with stopped_by_signals(engine) as caught:
+            _note_flags(engine, connection)
             code = first(engine) if first else None
             if code is not None and not caught:
                 return code
@@ -67,6 +69,13 @@ def run(
     finally:
         engine.close()
     return _ended(changes.read(directory), 128 + caught[0] if caught else code)
+
+
+def _note_flags(engine: Engine, reach: Connection) -> None:
+    """Keep the flags of this controller in the journal: who goes on with the change is told them."""
+    flags = again.to_reach(reach, bool(engine.change.reviewed))
+    if flags and flags != again.noted(tuple(engine.change.journal.events())):
+        engine.note(Event(Kind.NOTE, data={again.NOTED: flags}))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from gpuchange.cli import words
 
@@ -17,12 +18,13 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass
 class Settings:
-    """`root` holds one directory a change; `spoke`: the first JSON line is out."""
+    """`root` holds one directory a change; `given`: as the command line names it; `spoke`: a JSON line is out."""
 
     root: Path
     json: bool = False
     yes: bool = False
     spoke: bool = False
+    given: str = ""
 
 
 def default_root() -> Path:
@@ -46,8 +48,17 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
     if parameter.name == "no_color":
         words.use_colour(context.find_root(), wanted=not value and context.find_root().color is not False)
         context.color = context.find_root().color
+    elif value and parameter.name == "root":
+        _keep_root(context, settings, str(value))
     elif value:
-        setattr(settings, str(parameter.name), Path(value).absolute() if parameter.name == "root" else value)
+        setattr(settings, str(parameter.name), value)
+
+
+def _keep_root(context: click.Context, settings: Settings, value: str) -> None:
+    """What the command line names, before or after the verb, counts more than the environment."""
+    named = context.get_parameter_source("root") is ParameterSource.COMMANDLINE
+    if named or not settings.given:
+        settings.root, settings.given = Path(value).absolute(), value if named else ""
 
 
 _OPTIONS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gpuchange.cli import again
 from gpuchange.cli.words import clean, duration
 from gpuchange.fold import Ask
 from gpuchange.states import Event, Kind, Status
@@ -144,7 +145,7 @@ def _begun(host: HostState) -> bool:
 
 def confirm(change: str, host: str) -> str:
     """The command that confirms what a step asked for."""
-    return f"gpuchange confirm {change} {clean(host)}"
+    return again.command("confirm", change, clean(host))
 
 
 def asked(event: Event) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuchange.cli import running, words
+from gpuchange.cli import again, running, words
 from gpuchange.cli.flags import ansible_flags, connection
 from gpuchange.cli.settings import common
 from gpuchange.errors import LockedError, UnreachableError, UsageError
@@ -82,7 +82,8 @@ def unlock(named: tuple[str, ...], **flags: Any) -> int:
         _expect(locks, wanted[1], int(wanted[2]))
         _open(tuple(item.host for item in found), reach, wanted[1], int(wanted[2]))
     elif locks:
-        words.say(f"next: when that controller is gone for good: gpuchange unlock {words.clean(locks[0].row[1])} ...")
+        for line in _openings(locks):
+            words.say(line)
     return UnreachableError.exit_code if gone else LockedError.exit_code if locks and not wanted else 0
 
 
@@ -91,11 +92,24 @@ def _locks(item: Any) -> list[Lock]:
     return [Lock(item.host, name, at) for name, at in {**({"": marker} if marker else {}), **things}.items()]
 
 
+def _openings(locks: Sequence[Lock]) -> list[str]:
+    """Per change the command that opens its locks: the newest id, and every host that has one."""
+    newest = {lock.change: lock.fence for lock in sorted(locks, key=lambda lock: lock.fence)}
+    hosts = {change: dict.fromkeys(lock.host for lock in locks if lock.change == change) for change in newest}
+    return [
+        f"next: when that controller is gone for good: "
+        f"{again.command('unlock', words.clean(f'{change}/{fence}'), *map(words.clean, hosts[change]))}"
+        for change, fence in newest.items()
+    ]
+
+
 def _expect(locks: Sequence[Lock], change: str, fence: int) -> None:
     """The id must be that of the newest lock that the change has here. Raises UsageError."""
     newest = max((lock.fence for lock in locks if lock.change == change), default=None)
     if newest is None:
-        raise UsageError(f"no lock {change}/{fence} is held here", remedy="take a LOCK_ID from: gpuchange unlock")
+        raise UsageError(
+            f"no lock {change}/{fence} is held here", remedy=f"take a LOCK_ID from: {again.command('unlock')}"
+        )
     if newest != fence:
         raise UsageError(
             f"no lock {change}/{fence} is held here; {change} holds {change}/{newest}",
@@ -173,5 +187,5 @@ def _remedy(item: Any) -> str:
     kind = (getattr(item, "refused", None) or {}).get("kind")
     return {
         "working": "wait until that work has ended, or end it there (systemctl stop UNIT); then unlock again",
-        "stale": "look again: gpuchange unlock",
+        "stale": f"look again: {again.command('unlock')}",
     }.get(str(kind), "see: ssh there")
