@@ -116,7 +116,7 @@ def test_unit_states_are_read_by_name() -> None:
 
 def test_modinfo_records_keep_the_first_of_repeated_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "filename:       /lib/modules/k/updates/dkms/nvidia.ko\nalias: a\nalias: b\nversion:        550.54.15\n" * 2
-    monkeypatch.setattr(gpu, "run", lambda *_: {"out": text})
+    monkeypatch.setattr(gpu, "run", lambda *_: {"out": text, "err": "", "rc": 0, "cut": False})
     assert (
         gpu._modinfo(["x"])
         == [{"filename": "/lib/modules/k/updates/dkms/nvidia.ko", "alias": "a", "version": "550.54.15"}] * 2
@@ -129,7 +129,7 @@ def test_the_kernel_says_whether_the_clock_is_set() -> None:
 
 def test_supported_clocks_are_cut_out(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "<gpu><supported_clocks>\n<x/>\n</supported_clocks><uuid>u</uuid></gpu>"
-    monkeypatch.setattr(gpu, "run", lambda *_: {"out": text})
+    monkeypatch.setattr(gpu, "run", lambda *_: {"out": text, "err": "", "rc": 0, "cut": False})
     assert gpu.smi()["out"] == "<gpu><uuid>u</uuid></gpu>"
 
 

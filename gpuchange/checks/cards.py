@@ -1,24 +1,39 @@
-"""The cards as `nvidia-smi -q -x` tells them."""
+"""The cards as `nvidia-smi -q -x` tells them, from driver 470 on; MIG names and places as `-L` and `mig -lgi` do."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
 from pydantic import BaseModel, ConfigDict
 
+from gpuchange.checks import smi_text
+from gpuchange.checks.slots import bus_id as bus_id  # all that reads cards speaks of slots
+
 
 class Mig(BaseModel):
+    """A MIG device. The XML knows neither its profile nor its UUID; without `-L` its memory names it."""
+
     model_config = ConfigDict(frozen=True)
 
     profile: str = ""
     uuid: str = ""
+    instance: str = ""
+    compute: str = ""
+    memory: str = ""
+    place: str = ""
+    """START:SIZE in memory slices, where `mig -lgi` told it."""
+
+    @property
+    def label(self) -> str:
+        return self.profile or self.memory or "?"
 
 
 class Card(BaseModel):
-    """One physical card. Text as the tool prints it; None where it prints N/A or nothing."""
+    """One physical card, as the tool prints it; None where it prints N/A or nothing. `sick`: why it does not answer."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -28,15 +43,27 @@ class Card(BaseModel):
     name: str | None = None
     vbios: str | None = None
     ecc: str | None = None
+    ecc_pending: str | None = None
     mig_mode: str | None = None
+    mig_pending: str | None = None
     persistence: str | None = None
     power_limit: str | None = None
+    compute_mode: str | None = None
+    clocks: str | None = None
+    """The application clocks, GRAPHICS/MEMORY; newer drivers have none. Locked clocks cannot be read of any driver."""
     link_gen: str | None = None
     link_width: str | None = None
     link_gen_max: str | None = None
     link_width_max: str | None = None
     memory: str | None = None
     mig: tuple[Mig, ...] = ()
+    sick: str = ""
+
+    @property
+    def geometry(self) -> str:
+        """`7x1g.5gb`, `1x3g.20gb+2x1g.5gb` or `none`."""
+        counted = Counter(device.label for device in self.mig)
+        return "+".join(f"{times}x{label}" for label, times in sorted(counted.items(), reverse=True)) or "none"
 
 
 class Smi(BaseModel):
@@ -54,51 +81,95 @@ class Smi(BaseModel):
     """Bus ids of cards that do not answer."""
 
 
+_LINK = "pci/pci_gpu_link_info"
 _PATHS = {
     "uuid": ("uuid",),
     "serial": ("serial",),
     "name": ("product_name",),
     "vbios": ("vbios_version",),
     "ecc": ("ecc_mode/current_ecc",),
+    "ecc_pending": ("ecc_mode/pending_ecc",),
     "mig_mode": ("mig_mode/current_mig",),
+    "mig_pending": ("mig_mode/pending_mig",),
     "persistence": ("persistence_mode",),
     "power_limit": (
         "gpu_power_readings/current_power_limit",
-        "power_readings/power_limit",
         "gpu_power_readings/power_limit",
+        "power_readings/current_power_limit",
+        "power_readings/power_limit",
     ),
-    "link_gen": ("pci/pci_gpu_link_info/pcie_gen/current_link_gen",),
-    "link_width": ("pci/pci_gpu_link_info/link_widths/current_link_width",),
-    "link_gen_max": ("pci/pci_gpu_link_info/pcie_gen/max_link_gen",),
-    "link_width_max": ("pci/pci_gpu_link_info/link_widths/max_link_width",),
+    "compute_mode": ("compute_mode",),
+    "link_gen": (f"{_LINK}/pcie_gen/current_link_gen",),
+    "link_width": (f"{_LINK}/link_widths/current_link_width",),
+    "link_gen_max": (f"{_LINK}/pcie_gen/max_link_gen",),
+    "link_width_max": (f"{_LINK}/link_widths/max_link_width",),
     "memory": ("fb_memory_usage/total",),
 }
+_DRIVER = ("kmd_version", "driver_version")
+_CUDA = ("cuda_umd_version", "cuda_version")
+"""Names since driver 610, and before it."""
+_VITAL = (
+    "uuid",
+    "product_name",
+    "fb_memory_usage/total",
+    "temperature/gpu_temp",
+    "clocks/sm_clock",
+    "utilization/gpu_util",
+)
+"""Where even a vague `Unknown Error` means that the card does not answer; of a fan it does not."""
+_VAGUE = frozenset({smi_text.SICK["UNKNOWN ERROR"], smi_text.SICK["ERR!"]})
 _DEAD = re.compile(r"(?:handle for GPU|GPU at|GPU)\s*([0-9A-Fa-f]{1,8}:[0-9A-Fa-f]{1,2}:[0-9A-Fa-f]{1,2}\.[0-7])", re.I)
 _MISMATCH = "Driver/library version mismatch"
 
 
-def bus_id(text: str) -> str:
-    """One spelling for a PCI address, sysfs's: 00000000:3B:00.0, 000:3b:00.0 and 0000:3b:00.0 are the same slot."""
-    found = re.fullmatch(r"\s*(?:([0-9A-Fa-f]{1,8}):)?([0-9A-Fa-f]{1,2}):([0-9A-Fa-f]{1,2})\.([0-7])\s*", text)
-    if not found:
-        return text.strip().lower()
-    domain, bus, device, function = (int(part or "0", 16) for part in found.groups())
-    return f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
-
-
 def parse(said: Mapping[str, Any]) -> Smi:
-    """Read {rc, out, err, hung, cut}. Never raises: what cannot be read is not `ok`."""
-    text, both = str(said.get("out") or ""), f"{said.get('out') or ''}\n{said.get('err') or ''}"
+    """Read {rc, out, err, hung, cut}, and what was asked beside it: list, instances, table (texts), each ({bus: said}).
+
+    Never raises: what cannot be read is not `ok`.
+    """
+    both = f"{said.get('out') or ''}\n{said.get('err') or ''}"
     dead = tuple(sorted({bus_id(found) for found in _DEAD.findall(both)})) if said.get("rc") != 0 else ()
     why = _trouble(said, both)
     if why:
-        return Smi(why=why, dead=dead)
+        cards = tuple(_others(said.get("each"), dead))
+        return Smi(why=_who_answers(dead, cards, why) if dead else why, dead=dead, cards=cards)
     try:
-        root = _root(text)
+        root = _root(str(said.get("out") or ""))
     except (ElementTree.ParseError, ValueError) as error:
-        return Smi(why=f"nvidia-smi's XML cannot be read: {error}")
-    cards = tuple(_card(node) for node in root.iter("gpu"))
-    return Smi(ok=True, driver=_text(root, "driver_version"), cuda=_text(root, "cuda_version"), cards=cards)
+        return _from_table(str(said.get("table") or ""), f"nvidia-smi's XML cannot be read: {error}")
+    cards = _with_mig(tuple(map(_card, root.iter("gpu"))), said)
+    sick = tuple(sorted(card.bus_id for card in cards if card.sick))
+    why = _who_answers(sick, cards, "; ".join(dict.fromkeys(c.sick for c in cards if c.sick))) if sick else ""
+    driver, cuda = _text(root, *_DRIVER), _text(root, *_CUDA)
+    return Smi(ok=not sick, why=why, driver=driver, cuda=cuda, cards=cards, dead=sick)
+
+
+def _who_answers(dead: Iterable[str], cards: Sequence[Card], why: str) -> str:
+    """`GPU at 0000:0b:00.0 not responding; 3 others answer (...)`."""
+    well = sum(not card.sick for card in cards)
+    others = "1 other answers" if well == 1 else f"{well} others answer"
+    return f"GPU at {', '.join(dead)} not responding; {others} ({why})"
+
+
+def _others(each: Any, dead: Sequence[str]) -> Iterator[Card]:
+    """The cards that answer when each is asked alone, where one that does not had silenced them all."""
+    for bus, said in each.items() if isinstance(each, Mapping) else ():
+        alone = parse({**said, "each": None}) if isinstance(said, Mapping) else Smi()
+        yield from (card for card in alone.cards if card.bus_id == bus_id(str(bus)) and card.bus_id not in dead)
+
+
+def _from_table(text: str, why: str) -> Smi:
+    """What the plain table still tells where the XML is torn."""
+    found = smi_text.table(text)
+    cards = tuple(
+        Card(
+            bus_id=row.bus_id, name=row.name, persistence=row.persistence, memory=row.memory, mig_mode=row.mig_mode,
+            sick=smi_text.SICK["ERR!"] if row.sick else "",
+        )
+        for row in found.cards
+    )  # fmt: skip
+    dead = tuple(sorted(card.bus_id for card in cards if card.sick))
+    return Smi(why=why, driver=found.driver, cuda=found.cuda, cards=cards, dead=dead)
 
 
 def _trouble(said: Mapping[str, Any], both: str) -> str:
@@ -129,17 +200,66 @@ def _root(text: str) -> ElementTree.Element:
 
 
 def _text(node: ElementTree.Element, *paths: str) -> str | None:
-    for path in paths:
-        value = (node.findtext(path) or "").strip()
-        if value and not value.strip("[]").upper().startswith("N/A"):
-            return value
-    return None
+    return next((found for path in paths if (found := smi_text.value(node.findtext(path)))), None)
 
 
 def _card(node: ElementTree.Element) -> Card:
     fields: dict[str, Any] = {name: _text(node, *paths) for name, paths in _PATHS.items()}
-    mig = tuple(
-        Mig(profile=_text(part, "name", "gpu_instance_id") or "", uuid=_text(part, "uuid") or "")
-        for part in node.iterfind("mig_devices/mig_device")
+    clocks = [_text(node, f"applications_clocks/{name}") for name in ("graphics_clock", "mem_clock")]
+    return Card(
+        bus_id=bus_id(_text(node, "pci/pci_bus_id") or node.get("id") or ""),
+        clocks="/".join(filter(None, clocks)) or None,
+        mig=tuple(map(_mig, node.iterfind("mig_devices/mig_device"))),
+        sick=_sick(node),
+        **fields,
     )
-    return Card(bus_id=bus_id(node.get("id") or _text(node, "pci/pci_bus_id") or ""), mig=mig, **fields)
+
+
+def _mig(part: ElementTree.Element) -> Mig:
+    return Mig(
+        profile=_text(part, "name") or "",
+        uuid=_text(part, "uuid") or "",
+        instance=_text(part, "gpu_instance_id") or "",
+        compute=_text(part, "compute_instance_id") or "",
+        memory=_text(part, "fb_memory_usage/total") or "",
+    )
+
+
+def _sick(node: ElementTree.Element) -> str:
+    """Why a card that is listed does not answer, in nvidia-smi's words; or ''."""
+    clear = (smi_text.sickness(part.text or "") for part in node.iter())
+    found = next((word for word in clear if word and word not in _VAGUE), "")
+    vague = next((word for path in _VITAL if (word := smi_text.sickness(node.findtext(path) or ""))), "")
+    action = _text(node, "gpu_recovery_action") or "None"
+    return found or vague or ("" if action == "None" else f"GPU recovery action: {action}")
+
+
+# ------------------------------------------------------------------------------------------------------ MIG
+
+
+def _with_mig(cards: Sequence[Card], said: Mapping[str, Any]) -> tuple[Card, ...]:
+    """The cards with their MIG devices' profiles and UUIDs (`-L`) and places (`mig -lgi`)."""
+    if not any(card.mig for card in cards):
+        return tuple(cards)
+    listed = {row.uuid: row.mig for row in smi_text.listing(str(said.get("list") or ""))}
+    places = {(row.gpu, row.instance): row for row in smi_text.gpu_instances(str(said.get("instances") or ""))}
+    return tuple(
+        card.model_copy(update={"mig": tuple(_named(index, card, listed.get(card.uuid or "", ()), places))})
+        for index, card in enumerate(cards)
+    )
+
+
+def _named(
+    index: int, card: Card, listed: Sequence[smi_text.Instance], places: Mapping[tuple[int, int], smi_text.Placed]
+) -> Iterator[Mig]:
+    """`-L` numbers a card's devices as the XML does; if their numbers differ, neither names the other's."""
+    names = listed if len(listed) == len(card.mig) else (None,) * len(card.mig)
+    for device, name in zip(card.mig, names, strict=True):
+        number = int(device.instance) if re.fullmatch(r"[0-9]{1,4}", device.instance) else -1
+        place = places.get((index, number))
+        known = {
+            "profile": device.profile or (name.profile if name else "") or (place.profile if place else ""),
+            "uuid": device.uuid or (name.uuid if name else ""),
+            "place": f"{place.start}:{place.size}" if place else "",
+        }
+        yield device.model_copy(update=known)

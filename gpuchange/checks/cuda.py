@@ -57,13 +57,24 @@ class Cudnn(BaseModel):
     evidence: str = ""
     copies: tuple[Copy, ...] = ()
 
+    @property
+    def by_hand(self) -> dict[str, str]:
+        """{path: version} of copies that no system package brings: wheels, and what lies outside /usr/lib."""
+        system = re.compile(r"/usr/(?!local/)|/lib")
+        return {c.path: c.version for c in self.copies if c.path.startswith("/") and not system.match(c.path)}
+
     def sentence(self) -> str:
         if not self.copies:
             return "cuDNN: none found"
         others = sorted({copy.version for copy in self.copies if copy.origin != "wheel"} - {self.version or ""})
-        wheels = [f"{copy.path} has {copy.version}" for copy in self.copies if copy.origin == "wheel"]
+        wheels = [f"venv {_venv(copy.path)} has {copy.version}" for copy in self.copies if copy.origin == "wheel"]
         head = f"cuDNN {self.version} ({self.evidence})" if self.version else "cuDNN: only in wheels"
         return "; ".join([head, *([f"also {', '.join(others)}"] if others else []), *wheels])
+
+
+def _venv(path: str) -> str:
+    """/srv/app/lib/python3.11/site-packages/nvidia_cudnn_cu12-9.1.0.70.dist-info → /srv/app."""
+    return re.sub(r"/lib/python[^/]*/(?:site|dist)-packages/.*", "", path)
 
 
 def parse_cuda(raw: Any) -> Cuda:
@@ -119,14 +130,15 @@ def parse_cudnn(raw: Any, packages: Mapping[str, str]) -> Cudnn:
         *_headers(facts.get("headers")),
         *_wheels(facts.get("wheels")),
     ]
-    chosen = _chosen(copies, facts.get("loader"))
+    chosen = _chosen(copies, facts.get("picks"), facts.get("loader"))
     if not chosen:
         return Cudnn(copies=tuple(copies))
     agreeing = [
         copy for copy in copies if copy.origin != "wheel" and parts(copy.version)[:3] == parts(chosen.version)[:3]
     ]
+    version = max((copy.version for copy in agreeing), key=lambda text: len(parts(text)))
     evidence = "; ".join(dict.fromkeys(f"{copy.origin} {PurePosixPath(copy.path).name}" for copy in agreeing))
-    return Cudnn(version=chosen.version, evidence=evidence, copies=tuple(copies))
+    return Cudnn(version=version, evidence=evidence, copies=tuple(copies))
 
 
 def _packages(packages: Mapping[str, str]) -> list[Copy]:
@@ -167,9 +179,15 @@ def _wheels(raw: Any) -> list[Copy]:
     return copies
 
 
-def _chosen(copies: list[Copy], loader: Any) -> Copy | None:
-    """The copy that the loader picks first; without a loader entry the package, then library, then header."""
+def _chosen(copies: list[Copy], picks: Any, loader: Any) -> Copy | None:
+    """The copy that the loader picks first; without a loader entry the package, then library, then header.
+
+    `picks` are the real files behind the loader's cache, in its order: /lib may be a link to /usr/lib.
+    """
     by_path = {copy.path: copy for copy in copies}
+    for real in picks if isinstance(picks, list) else []:
+        if str(real) in by_path:
+            return by_path[str(real)]
     for line in loader if isinstance(loader, list) else []:
         path = str(line).rpartition(" => ")[2]
         match = by_path.get(path) or next(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gpuchange.checks import compatibility, containers, fabric, package_set
+from gpuchange.checks import card_settings, compatibility, containers, fabric, package_set
 from gpuchange.checks import driver as driver_of
 from gpuchange.checks.snapshot import Snapshot, mapping
 from gpuchange.compat.floors import cudnn_mismatch
@@ -111,8 +111,7 @@ def _cards(facts: Mapping[str, Any], picture: Snapshot, _wish: Wish) -> Iterator
     if not count and not smi.cards:
         yield Objection("no_gpu", "no NVIDIA GPU on the PCI bus")
     elif smi.dead:
-        rest = max(count - len(smi.dead), 0)
-        yield Objection("gpu_not_answering", f"GPU at {', '.join(smi.dead)} not responding; {rest} others on the bus")
+        yield Objection("gpu_not_answering", f"{smi.why}: look at the card itself (reseat, replace)")
     elif smi.ok and count > len(smi.cards):
         silent = sorted(set(picture.pci) - {card.bus_id for card in smi.cards})
         yield Objection(
@@ -120,6 +119,8 @@ def _cards(facts: Mapping[str, Any], picture: Snapshot, _wish: Wish) -> Iterator
         )
     elif not smi.ok and picture.driver.userspace:
         yield Objection("gpu_not_answering", smi.why)
+    for line in card_settings.pending(smi.cards):
+        yield Objection("note", line)
 
 
 def _baseline(facts: Mapping[str, Any], picture: Snapshot, _wish: Wish) -> Iterator[Objection]:

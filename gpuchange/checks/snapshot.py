@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from gpuchange.checks import card_settings
 from gpuchange.checks import cards as cards_of
 from gpuchange.checks import cuda as cuda_of
 from gpuchange.checks import driver as driver_of
@@ -175,9 +176,9 @@ def _as_before_boot(before: Mapping[str, Any], after: Mapping[str, Any], reboote
 
 
 def _cards(facts: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ("name", "serial", "uuid", "vbios", "ecc", "mig_mode", "persistence", "power_limit")
+    kept = ("name", "serial", "uuid", "vbios", *card_settings.NAMES)
     return {
-        card.bus_id: {key: getattr(card, key) for key in kept}
+        card.bus_id: {**{key: getattr(card, key) for key in kept}, "MIG devices": card.geometry}
         for card in cards_of.parse(mapping(facts.get("smi"))).cards
     }
 
@@ -198,6 +199,12 @@ def _cuda(facts: Mapping[str, Any]) -> dict[str, Any]:
     cuda = cuda_of.parse_cuda(facts.get("cuda"))
     link = {"link": " -> ".join(cuda.link), "mode": cuda.mode, "selection": cuda.selection}
     return {**cuda.toolkits, **{key: value for key, value in link.items() if value}}
+
+
+def _cudnn(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Every copy by its path; packages are a part of their own."""
+    copies = cuda_of.parse_cudnn(facts.get("cudnn"), {}).copies
+    return {copy.path: copy.version for copy in copies}
 
 
 def _packages(key: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -223,6 +230,7 @@ PARTS: tuple[tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]], ...] = (
     ("modules in the initramfs", lambda facts: dict(driver_of.parse(facts, None, None).initramfs)),
     ("modules loaded", _loaded),
     ("CUDA toolkits", _cuda),
+    ("cuDNN copies", _cudnn),
     ("container toolkit configuration", lambda facts: mapping(mapping(facts.get("container_toolkit")).get("config"))),
     ("cards", _cards),
 )

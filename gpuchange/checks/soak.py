@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuchange.checks import kernel_log
-from gpuchange.checks.cards import bus_id
+from gpuchange.checks import kernel_log, smi_text
+from gpuchange.checks.slots import bus_id
 
 QUERY = (
     "index", "uuid", "pci.bus_id", "temperature.gpu", "ecc.errors.uncorrected.volatile.total",
@@ -29,6 +29,8 @@ class Reading:
     temperature: int | None
     uncorrected: int | None
     slowed: int | None
+    sick: str = ""
+    """What stands where a well card tells a value: `GPU requires reset`."""
 
     @property
     def name(self) -> str:
@@ -47,10 +49,10 @@ class Limits:
 def readings(said: Mapping[str, Any]) -> tuple[tuple[Reading, ...], str]:
     """The cards that answered and, if nvidia-smi did not answer for all, what it said."""
     try:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(str(said.get("out") or "").splitlines())]
+        rows = smi_text.csv_rows(str(said.get("out") or ""), len(QUERY))
     except csv.Error as error:
         return (), f"what nvidia-smi said cannot be read: {error}"
-    cards = tuple(_reading(row) for row in rows if len(row) == len(QUERY) and row[1].startswith("GPU-"))
+    cards = tuple(_reading(row) for row in rows if row[1].startswith("GPU-"))
     if said.get("hung"):
         return cards, "nvidia-smi hangs"
     if said.get("rc") != 0:
@@ -61,7 +63,8 @@ def readings(said: Mapping[str, Any]) -> tuple[tuple[Reading, ...], str]:
 
 
 def _reading(row: Sequence[str]) -> Reading:
-    return Reading(row[1], bus_id(row[2]), _number(row[3]), _number(row[4]), _number(row[5]))
+    sick = next(filter(None, map(smi_text.sickness, row[3:])), "")
+    return Reading(row[1], bus_id(row[2]), _number(row[3]), _number(row[4]), _number(row[5]), sick)
 
 
 def _number(text: str) -> int | None:
@@ -87,6 +90,7 @@ def _cards(now: Mapping[str, Any], first: Mapping[str, Any], limits: Limits) -> 
         yield trouble
     before = readings(first.get("smi") or {})[0]
     expected = limits.cards or tuple(card.uuid for card in before)
+    yield from (f"{card.name} is not well: {card.sick}" for card in cards if card.sick)
     lost = sorted(set(expected) - {card.uuid for card in cards})
     yield from (f"{_named(uuid, before)} does not answer any more" for uuid in lost)
     if not expected and not cards:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuchange.checks import kernel_log
-from gpuchange.checks.cards import bus_id
+from gpuchange.checks import kernel_log, smi_text
+from gpuchange.checks.slots import bus_id
 from gpuchange.checks.snapshot import rows
 
 QUERY = (
@@ -45,6 +45,8 @@ class Sample:
     reasons: int
     watts: float | None
     clock: float | None
+    sick: str = ""
+    """What stands where a well card tells a value: `GPU requires reset`."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ def judge(result: Mapping[str, Any], limits: Limits) -> Judged:
         _loads(cards),
         _absent(cards, limits),
         _smi(result),
+        _sick(cards, samples),
         _memory(cards, samples),
         _heat(cards, samples, limits),
     )
@@ -86,7 +89,8 @@ def readings(look: Any) -> tuple[Sample, ...]:
 def _sample(row: Sequence[str]) -> Sample:
     reasons = int(row[5], 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", row[5]) else 0
     numbers = [float(cell) if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,6})?", cell) else None for cell in row]
-    return Sample(row[0], bus_id(row[1]), numbers[2], numbers[3], numbers[4], reasons, numbers[6], numbers[7])
+    sick = next(filter(None, map(smi_text.sickness, row[2:])), "")
+    return Sample(row[0], bus_id(row[1]), numbers[2], numbers[3], numbers[4], reasons, numbers[6], numbers[7], sick)
 
 
 # --- what fails ----------------------------------------------------------------------------------------------
@@ -116,6 +120,13 @@ def _smi(result: Mapping[str, Any]) -> Iterator[str]:
     if bad is not None:
         said = (f"{bad.get('out') or ''}\n{bad.get('err') or ''}".strip().splitlines() or ["nothing"])[0]
         yield f"stress: nvidia-smi ended with {bad.get('rc')} while the cards worked: {said[:200]}"
+
+
+def _sick(cards: Sequence[Mapping[str, Any]], samples: Sequence[Sample]) -> Iterator[str]:
+    for card in cards:
+        words = {sample.sick for sample in _of(card, samples) if sample.sick}
+        if words:
+            yield f"stress: {label(card)}: nvidia-smi says of it: {', '.join(sorted(words))}"
 
 
 def _of(card: Mapping[str, Any], samples: Sequence[Sample]) -> list[Sample]:

@@ -70,6 +70,10 @@ def _cudnn(wanted: Mapping[str, str], before: Snapshot, now: Snapshot) -> Iterat
     for copy in now.cudnn.copies:
         if copy.origin == "package" and wanted.get("cudnn"):
             yield _judged(f"cuDNN package {copy.path}", should, copy.version)
+    for path, version in before.cudnn.by_hand.items():
+        found = now.cudnn.by_hand.get(path)
+        if found != version:
+            yield Finding(False, f"cuDNN {version} in {path} is {found or 'gone'}: no package of the change brought it")
 
 
 def _plain(name: str, title: str) -> Callable[[Mapping[str, str], Snapshot, Snapshot], Iterator[Finding]]:

@@ -6,6 +6,7 @@ import glob
 import hashlib
 import os
 import re
+import time
 import zlib
 from typing import Any, Dict, List
 
@@ -14,6 +15,8 @@ from ansible.module_utils.gpuchange_look import link_hops, read_bytes, read_text
 
 SMI_LIMIT = 2 * 1024 * 1024
 FABRIC_UNIT = "nvidia-fabricmanager.service"
+CARD_DEADLINE_S = 5.0
+ONE_IS_DEAD = re.compile(r"device handle for GPU|GPU is lost|GPU requires reset", re.I)
 MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem")
 MODULE_PLACES = (
     "updates",
@@ -30,6 +33,13 @@ LIBRARIES = (
     "/usr/local/cuda*/lib64",
     "/usr/local/cuda*/lib",
     "/usr/local/lib",
+    "/usr/local/cudnn*/lib*",
+    "/opt/cudnn*/lib*",
+)
+TOOLKITS = ("/usr/local/cuda*", "/opt/cuda*", "/usr/lib/cuda")
+_ENVIRONMENTS = ("/usr/local", "/root/*", "/srv/*", "/srv/*/*", "/opt/*", "/opt/*/*", "/opt/*/envs/*", "/home/*/*")
+PYTHONS = tuple(
+    "%s/lib/python*/%s" % (place, kind) for place in _ENVIRONMENTS for kind in ("site-packages", "dist-packages")
 )
 HEADERS = ("/usr/include", "/usr/include/*-linux-gnu", "/usr/local/cuda*/include", "/usr/local/include")
 TOOLKIT_FILES = (
@@ -46,10 +56,40 @@ HISTORIES = ("/var/log/apt/history.log.1.gz", "/var/log/apt/history.log")
 
 
 def smi(deadline_s: float = 20.0) -> Dict[str, Any]:
-    """`nvidia-smi -q -x`, raw, without the list of supported clocks: it is most of the text and says nothing here."""
-    said = run(["nvidia-smi", "-q", "-x"], deadline_s, SMI_LIMIT)
+    """`nvidia-smi -q -x`, raw, and beside it what the XML does not tell in the case at hand.
+
+    list, instances: profiles and places of MIG devices; table: where the XML is torn; each: {slot: what -i SLOT says},
+    where one card that does not answer silences all.
+    """
+    end = time.monotonic() + deadline_s
+    said = _query([], deadline_s)
+    if said["rc"] is None or said["cut"]:
+        return said
+    if "<current_mig>Enabled" in said["out"]:
+        said["list"] = run(["nvidia-smi", "-L"], CARD_DEADLINE_S)["out"]
+        said["instances"] = run(["nvidia-smi", "mig", "-lgi"], CARD_DEADLINE_S)["out"]
+    if said["rc"] == 0 and "</nvidia_smi_log>" not in said["out"]:
+        said["table"] = run(["nvidia-smi"], CARD_DEADLINE_S)["out"]
+    if said["rc"] and ONE_IS_DEAD.search(said["out"] + said["err"]):
+        said["each"] = _each(end)
+    return said
+
+
+def _query(more: List[str], deadline_s: float) -> Dict[str, Any]:
+    """Without the list of supported clocks: it is most of the text and says nothing here."""
+    said = run(["nvidia-smi", "-q", "-x", *more], deadline_s, SMI_LIMIT)
     said["out"] = re.sub(r"<supported_clocks>.*?</supported_clocks>", "", said["out"], flags=re.S)
     return said
+
+
+def _each(end: float) -> Dict[str, Any]:
+    """Every card asked alone, as far as the time goes: a card that hangs the tool costs its own deadline."""
+    found = {}
+    for device in pci():
+        left = end - time.monotonic()
+        if device["class"].startswith("0x03") and left > 0:
+            found[device["address"]] = _query(["-i", device["address"]], min(left, CARD_DEADLINE_S))
+    return found
 
 
 def pci() -> List[Dict[str, str]]:
@@ -116,8 +156,10 @@ def _modinfo(files: List[str]) -> List[Dict[str, str]]:
 
 def cuda() -> Dict[str, Any]:
     """Every toolkit with its own version file, every hop of the default link, alternatives' selection, every nvcc."""
-    homes = sorted(path for path in glob.glob("/usr/local/cuda*") if os.path.isdir(path) and not os.path.islink(path))
-    compilers = ["/usr/bin/nvcc", "/usr/local/bin/nvcc"] + [home + "/bin/nvcc" for home in homes]
+    found = {path for place in TOOLKITS for path in glob.glob(place) if os.path.isdir(path)}
+    homes = sorted(path for path in found if not os.path.islink(path))
+    compilers = [path for path in ("/usr/local/bin/nvcc", "/usr/bin/nvcc") if not _inside(path, homes)]
+    compilers += [home + "/bin/nvcc" for home in homes]
     return {
         "toolkits": {
             home: {"json": read_text(home + "/version.json"), "txt": read_text(home + "/version.txt", 1024)}
@@ -129,9 +171,15 @@ def cuda() -> Dict[str, Any]:
     }
 
 
+def _inside(path: str, homes: List[str]) -> bool:
+    real = os.path.realpath(path)
+    return any(real.startswith(home + "/") for home in homes)
+
+
 def libraries(stem: str) -> List[Dict[str, str]]:
     """Copies of a shared library as {path, real}: the version stands in the real file's name."""
     found = {path for place in LIBRARIES for path in glob.glob("%s/%s.so*" % (place, stem))}
+    found |= set(_picks(_loader(stem + ".so")))
     return [{"path": path, "real": os.path.realpath(path)} for path in sorted(found)]
 
 
@@ -139,11 +187,13 @@ def cudnn() -> Dict[str, Any]:
     headers = {
         path for place in HEADERS for path in glob.glob(place + "/cudnn*version*.h") + glob.glob(place + "/cudnn.h")
     }
+    loader = _loader("libcudnn.so")
     return {
         "libraries": libraries("libcudnn"),
-        "loader": _loader("libcudnn.so"),
-        "headers": {path: _defines(path, "CUDNN_") for path in sorted(headers)},
-        "wheels": sorted(glob.glob("/srv/*/lib/python*/site-packages/nvidia_cudnn_*.dist-info"))[:64],
+        "loader": loader,
+        "picks": [os.path.realpath(path) for path in _picks(loader)],
+        "headers": {path: defines(read_text(path, 256 * 1024), "CUDNN_") for path in sorted(headers)},
+        "wheels": sorted(path for place in PYTHONS for path in glob.glob(place + "/nvidia_cudnn_*.dist-info"))[:64],
     }
 
 
@@ -153,8 +203,15 @@ def _loader(stem: str) -> List[str]:
     return [line.strip() for line in text.splitlines() if line.strip().startswith(stem)]
 
 
-def _defines(path: str, prefix: str) -> str:
-    return "\n".join(re.findall(r"^#define\s+%s\w+\s+\d+\s*$" % prefix, read_text(path, 256 * 1024), flags=re.M)[:20])
+def _picks(loader: List[str]) -> List[str]:
+    """The files that lines of the loader's cache lead to, this machine's own kind only, in their order."""
+    native = [line for line in loader if "x86-64" in line or "AArch64" in line or "," not in line]
+    return [line.rpartition(" => ")[2] for line in native]
+
+
+def defines(text: str, prefix: str) -> str:
+    """The lines of a header that give numbers to names with this prefix."""
+    return "\n".join(re.findall(r"^#define\s+%s\w+\s+\d+\s*$" % prefix, text, flags=re.M)[:20])
 
 
 def nccl() -> Dict[str, Any]:

@@ -201,6 +201,7 @@ def test_an_old_package_that_is_nowhere_to_be_had_is_named_before_anything_moves
     assert "cannot guarantee rollback for" in kept["irreversible"] and kept["state"] == "done", kept
 
 
+@pytest.mark.case("alternatives-chain-behind-usr-local-cuda")
 def test_a_toolkit_chosen_by_hand_stays_active_and_keeps_its_mode(player: Player) -> None:
     """Case: alternatives-chain-behind-usr-local-cuda."""
     player.sh("update-alternatives --set cuda /usr/local/cuda-12.4")

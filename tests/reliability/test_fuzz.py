@@ -13,6 +13,7 @@ from ansible.module_utils import (
     gpuchange_apt_choice,
     gpuchange_apt_private,
     gpuchange_driver,
+    gpuchange_facts_gpu,
     gpuchange_facts_host,
     gpuchange_gpu_users,
     gpuchange_haproxy_api,
@@ -20,7 +21,7 @@ from ansible.module_utils import (
 )
 
 from gpuchange import playchild
-from gpuchange.checks import cards, cuda, kernel_log, readiness, snapshot, soak
+from gpuchange.checks import card_settings, cards, cuda, kernel_log, readiness, smi_text, snapshot, soak
 from gpuchange.cli import words
 from gpuchange.errors import GpuchangeError
 from gpuchange.judging import Situation, judge
@@ -51,7 +52,13 @@ def _drained(found: object) -> object:
 TEXT: dict[str, Callable[[str], object]] = {
     "nvidia-smi -q -x": lambda text: cards.parse(said_by(text)),
     "nvidia-smi's complaint": lambda text: cards.parse({"rc": 9, "out": text, "err": text}),
+    "nvidia-smi, one dead": lambda text: cards.parse({"rc": 255, "out": text, "each": {"0000:1b:00.0": said_by(text)}}),
     "nvidia-smi CSV": lambda text: soak.readings(said_by(text)),
+    "nvidia-smi's words": lambda text: (smi_text.value(text), smi_text.number(text), smi_text.sickness(text)),
+    "nvidia-smi -L": smi_text.listing,
+    "nvidia-smi mig -lgi": smi_text.gpu_instances,
+    "nvidia-smi, the table": smi_text.table,
+    "header": lambda text: gpuchange_facts_gpu.defines(text, "CUDNN_"),
     "PCI address": cards.bus_id,
     "kernel log": lambda text: kernel_log.bad(kernel_log.parse(text), frozenset({79})),
     "/proc/driver/nvidia/version": lambda text: (
@@ -133,7 +140,9 @@ def facts_parser(facts: Any) -> object:
     facts = facts if isinstance(facts, dict) else {"smi": facts}
     picture = snapshot.parse(facts)
     objections = readiness.objections(facts, {}, picture, readiness.Wish(driver="570", cuda="12.8"))
-    return objections, snapshot.compare(facts, {}), snapshot.summary(picture)
+    settings = card_settings.compare(picture.cards, snapshot.parse({**facts, "smi": {}}).cards)
+    said = (settings, card_settings.sentences(picture.cards), picture.cuda.sentence(), picture.cudnn.sentence())
+    return objections, said, snapshot.compare(facts, {}), snapshot.summary(picture)
 
 
 DATA: dict[str, Parser] = {
@@ -160,6 +169,7 @@ def recorded() -> tuple[list[str], list[Any]]:
     """Texts and data of all recorded cases."""
     data: list[Any] = [json.loads(path.read_text()) for path in sorted(CASES.rglob("*.json"))]
     texts = [text for item in data for text in strings(item) if len(text) > 30]
+    texts += [path.read_text().partition("\n-----\n")[2] for path in sorted((CASES / "recorded").glob("*.txt"))]
     texts += [
         path.read_text(errors="replace") for path in sorted(CASES.rglob("*.yaml")) if path.stat().st_size < 20_000
     ]

@@ -79,6 +79,7 @@ def _userland(make: Callable[..., Package], branch: str, exact: str, version: st
             files={
                 "usr/bin/nvidia-smi": File("nvidia-smi", mode=0o755),
                 "usr/share/nvidia/smi/smi_fields.py": File("smi_fields.py"),
+                "usr/share/nvidia/smi/smi_mig.py": File("smi_mig.py"),
             },
             section="non-free/utils",
         ),

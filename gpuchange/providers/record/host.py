@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gpuchange.checks import consistency
+from gpuchange.checks import card_settings, consistency
 from gpuchange.checks import manifest as manifests
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
 from gpuchange.providers.facts import FactsReport, base_args, manifest_args
@@ -51,18 +51,25 @@ def judge(view: HostView, report: FactsReport) -> Verdict:
     missing = tuple(f"{name} could not be recorded: {why}" for name, why in sorted(report.errors.items()))
     if missing:
         return Verdict.reject("; ".join(missing), missing)
-    manifest = manifests.parse(report.manifest)
+    manifest, known = manifests.parse(report.manifest), _known(report)
     if manifest is None:
-        return Verdict.accept()
+        return Verdict.accept(findings=known)
     troubles = manifests.troubles(manifest)
     data = consistency.parse(report.manifest)
-    findings = (manifests.sentence(manifest), *troubles, *consistency.told(data))
+    findings = (manifests.sentence(manifest), *troubles, *consistency.told(data), *known)
     if manifest.unreadable:
         return Verdict.reject(troubles[0], findings)
     stopping = consistency.stopping(data, str(view.params.get("inspect")))
     if stopping:
         return Verdict.reject(stopping, findings)
     return Verdict.accept(findings=findings)  # files that are written while the host serves are the seal's to judge
+
+
+def _known(report: FactsReport) -> tuple[str, ...]:
+    """What a rollback leads back to, where there is more than one of it or a choice behind it."""
+    picture = report.picture
+    unwell = () if picture.smi.ok or not picture.pci else (picture.smi.why,)
+    return (*unwell, picture.cuda.sentence(), picture.cudnn.sentence(), *card_settings.sentences(picture.cards))
 
 
 PROVIDER = Provider(

@@ -128,7 +128,8 @@ def _function(seal: Any, report: FactsReport) -> list[tuple[bool, str]]:
     before = seal.get("function")
     if not before:
         return []
-    cards = [card.uuid for card in snapshot.parse(seal.get("facts") or {}).cards if card.uuid]
+    sealed = snapshot.parse(seal.get("facts") or {}).cards
+    cards = gpu_function.expected(sealed, [card.uuid for card in sealed if card.uuid])
     if gpu_function.judge_function(before, cards).outcome != "accept":
         return [(True, "GPU function: did not work when sealed either")]
     now = gpu_function.judge_function(report.function or {}, cards)

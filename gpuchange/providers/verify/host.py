@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
-from gpuchange.checks import consistency, containers, fabric, gpu_function, identity, snapshot, wanted
+from gpuchange.checks import card_settings, consistency, containers, fabric, gpu_function, identity, snapshot, wanted
 from gpuchange.checks import manifest as manifests
 from gpuchange.checks.cards import Card
 from gpuchange.checks.snapshot import Snapshot, mapping
@@ -37,6 +37,9 @@ class VerifyParams(SpeedParams):
         None, description="An image that is on the host: a fresh container of it must see the GPUs as well."
     )
     hashes: bool = Field(True, description="Compare the hash manifest with the seal's.")
+    card_settings: Literal["hold", "report"] = Field(
+        "hold", description="MIG, ECC, persistence, power limit or clocks not as before: hold the host, or only say so."
+    )
 
 
 def args(view: HostView, _mode: Mode) -> dict[str, Any]:
@@ -75,9 +78,11 @@ def judge(view: HostView, report: FactsReport) -> Verdict:
         return by_state(report)
     before, now = snapshot.parse(sealed(view).get("facts") or {}), report.picture
     settling = _settling(sealed(view).get("facts") or {}, report, now)
-    if settling and view.waited < view.params.get("settle", 60):
-        return Verdict.again(LOOK_AGAIN_S, "; ".join(settling))
-    moved = _moved(view, before, now, report)
+    lost = card_settings.compare(before.cards, now.cards, but=moves(view))
+    wrong = lost.problems if view.params.get("card_settings", "hold") == "hold" else ()
+    if (settling or wrong) and view.waited < view.params.get("settle", 60):
+        return Verdict.again(LOOK_AGAIN_S, "; ".join([*settling, *wrong]))
+    moved = [*_moved(view, before, now, report), *wrong]
     versions = wanted.compare(wanted_versions(view), before, now)
     failed = [f"{name} could not be looked at: {why}" for name, why in sorted(report.errors.items())]
     failed += containers.losses(sealed(view).get("facts") or {}, report.facts, now)
@@ -89,9 +94,10 @@ def judge(view: HostView, report: FactsReport) -> Verdict:
     )
     good = [found.says for found in versions if found.ok]
     good += [line for line in (fabric.superfluous(report.facts, now),) if line]
-    for fine, line in (*_function(view, report, before), *_files(view, report)):
+    for fine, line in (*_function(view, report, before, now), *_files(view, report)):
         (good if fine else failed).append(line)
-    lines = (*moved, *failed, *good)
+    notes = (*(line for line in lost.problems if line not in moved), *lost.notes)
+    lines = (*moved, *failed, *notes, *good)
     if failed:
         return Verdict.reject("; ".join([*failed, *moved]), lines)
     return Verdict.hold("; ".join(moved), lines) if moved else Verdict.accept("verified", lines)
@@ -134,10 +140,15 @@ def _missing_cards(before: Snapshot, now: Snapshot) -> list[str]:
     return list(lines)
 
 
-def _function(view: HostView, report: FactsReport, before: Snapshot) -> list[tuple[bool, str]]:
+def _function(view: HostView, report: FactsReport, before: Snapshot, now: Snapshot) -> list[tuple[bool, str]]:
+    if any(card.mig_mode == "Enabled" and not card.mig for card in now.cards):
+        return [(True, "GPU function: not tested, CUDA shows no device of a card in MIG mode without MIG devices")]
     cards = [card.uuid for card in before.cards if card.uuid]
     swapped = "gpu_uuid" in may_change(view)
-    verdict = gpu_function.judge_function(report.function or {}, len(before.cards) if swapped or not cards else cards)
+    verdict = gpu_function.judge_function(
+        report.function or {},
+        gpu_function.expected(now.cards, len(before.cards) if swapped or not cards else cards),
+    )
     if verdict.outcome == "accept":
         return [(True, f"GPU function: {line}") for line in verdict.findings] or [
             (True, f"GPU function: {verdict.why}")

@@ -7,6 +7,9 @@ import time
 
 VERSION = "@UPSTREAM@"
 CARDS = "/run/gpuchange-lab/cards.json"
+HELD = "/run/gpuchange-lab/held.json"
+LIVE = ("persistence", "power_limit_w")
+"""What of a card stands in HELD, as long as the driver is loaded."""
 
 
 def read(path):
@@ -18,8 +21,30 @@ def short_bus(card):
     return card["pci"][4:]
 
 
+def held():
+    """{uuid: what the loaded driver was told of this card}"""
+    return json.loads(read(HELD)) if os.path.exists(HELD) else {}
+
+
 def all_cards():
-    return [dict(card, index=index) for index, card in enumerate(json.loads(read(CARDS))["cards"])]
+    """The cards that the driver could initialise; what it could not is on the PCI bus only."""
+    live = held()
+    known = [card for card in json.loads(read(CARDS))["cards"] if not card.get("uninitialised")]
+    return [_card(index, card, live) for index, card in enumerate(known)]
+
+
+def _card(index, card, live):
+    told = {key: value for key, value in live.get(card["uuid"], {}).items() if key in LIVE}
+    pending = {key + "_pending": card.get(key + "_pending") or card[key] for key in ("mig", "ecc")}
+    return dict(dict(card, index=index, power_limit_max_w=card["power_limit_w"], **pending), **told)
+
+
+SICK = "GPU requires reset"
+
+
+def sick(card, text, brackets=True):
+    """What cannot be read of a card that waits for a reset, though it is listed and the exit code is 0."""
+    return text if not card.get("needs_reset") else f"[{SICK}]" if brackets else SICK
 
 
 def holders(card):
@@ -126,32 +151,32 @@ FIELDS = {
     "display_mode": constant("Disabled"),
     "display_active": constant("Disabled"),
     "compute_mode": constant("Default"),
-    "pstate": constant("P0"),
+    "pstate": lambda c: sick(c, "P0"),
     "fan.speed": constant("[N/A]"),
     "memory.total": key("memory_mib", "MiB"),
     "memory.reserved": constant("551 MiB"),
     "memory.used": lambda c: f"{used_mib(c)} MiB",
     "memory.free": lambda c: "{} MiB".format(c["memory_mib"] - used_mib(c) - 551),
-    "utilization.gpu": constant("0 %"),
+    "utilization.gpu": lambda c: sick(c, "[N/A]" if c["mig"] == "Enabled" else "0 %"),
     "utilization.memory": constant("0 %"),
     "ecc.mode.current": key("ecc"),
-    "ecc.mode.pending": key("ecc"),
+    "ecc.mode.pending": key("ecc_pending"),
     "mig.mode.current": key("mig"),
-    "mig.mode.pending": key("mig"),
+    "mig.mode.pending": key("mig_pending"),
     "retired_pages.single_bit_ecc.count": constant("[N/A]"),
     "retired_pages.double_bit.count": constant("[N/A]"),
     "retired_pages.pending": constant("[N/A]"),
-    "temperature.gpu": key("temperature_c"),
+    "temperature.gpu": lambda c: sick(c, str(c["temperature_c"])),
     "temperature.memory": lambda c: str(c["temperature_c"] + 11),
     "power.management": constant("Enabled"),
-    "power.draw": watts("power_draw_w"),
+    "power.draw": lambda c: sick(c, "{:.2f} W".format(c["power_draw_w"])),
     "power.limit": watts("power_limit_w"),
     "enforced.power.limit": watts("power_limit_w"),
-    "power.default_limit": watts("power_limit_w"),
+    "power.default_limit": watts("power_limit_max_w"),
     "power.min_limit": constant("200.00 W"),
-    "power.max_limit": watts("power_limit_w"),
+    "power.max_limit": watts("power_limit_max_w"),
     "clocks.current.graphics": key("clock_sm_mhz", "MHz"),
-    "clocks.current.sm": sm_clock,
+    "clocks.current.sm": lambda c: sick(c, sm_clock(c)),
     "clocks.current.memory": key("clock_mem_mhz", "MHz"),
     "clocks.max.graphics": key("clock_sm_max_mhz", "MHz"),
     "clocks.max.sm": key("clock_sm_max_mhz", "MHz"),
