@@ -133,6 +133,29 @@ def test_supported_clocks_are_cut_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.smi()["out"] == "<gpu><uuid>u</uuid></gpu>"
 
 
+def test_a_link_that_leads_nowhere_is_no_copy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "libcudnn.so.8.9.7").touch()
+    (tmp_path / "libcudnn.so.8").symlink_to("libcudnn.so.8.9.7")
+    (tmp_path / "libcudnn.so.5").symlink_to("libcudnn.so.5.1.10")
+    monkeypatch.setattr(gpu, "LIBRARIES", (str(tmp_path),))
+    monkeypatch.setattr(gpu, "run", lambda *_: {"out": ""})
+    assert {Path(row["real"]).name for row in gpu.libraries("libcudnn")} == {"libcudnn.so.8.9.7"}
+
+
+def test_one_dead_card_has_the_others_asked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = {"rc": 255, "out": "Unable to determine the device handle for GPU 0000:0B:00.0", "err": "", "cut": False}
+    asked: list[list[str]] = []
+
+    def run(argv: list[str], *_: Any) -> dict[str, Any]:
+        asked.append(argv)
+        return dict(dead)
+
+    monkeypatch.setattr(gpu, "run", run)
+    monkeypatch.setattr(gpu, "pci", lambda: [{"address": f"0000:{b}:00.0", "class": "0x030200"} for b in ("0b", "1b")])
+    assert list(gpu.smi()["each"]) == ["0000:0b:00.0", "0000:1b:00.0"]
+    assert asked[-1] == ["nvidia-smi", "-q", "-x", "-i", "0000:1B:00.0"]
+
+
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for where in (host, unit):

@@ -148,6 +148,11 @@ def test_the_others_are_asked_one_by_one_where_a_dead_card_silences_all() -> Non
     assert found.why.startswith("GPU at 0000:0b:00.0 not responding; 1 other answers")
 
 
+def test_a_complaint_is_told_in_its_words_not_in_the_markup_around_it() -> None:
+    dead = '<?xml version="1.0" ?>\nUnable to determine the device handle for GPU0000:0B:00.0: Unknown Error\n'
+    assert "ended with 255: Unable to determine" in cards.parse(smi(dead, rc=255)).why
+
+
 def test_a_torn_xml_leaves_what_the_table_tells() -> None:
     found = cards.parse(smi(recorded("xml-470-throttle-reasons")[:300], table=recorded("table-610-new-head")))
     assert not found.ok and "cannot be read" in found.why

@@ -180,7 +180,9 @@ def _trouble(said: Mapping[str, Any], both: str) -> str:
     if said.get("cut"):
         return "nvidia-smi said more than we read"
     if said.get("rc") != 0:
-        first = next((line.strip() for line in both.splitlines() if line.strip()), "nothing")
+        first = next(
+            (line.strip() for line in both.splitlines() if line.strip() and line.lstrip()[0] != "<"), "nothing"
+        )
         return f"nvidia-smi ended with {said.get('rc')}: {first[:200]}"
     return ""
 

@@ -9,10 +9,10 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from gpuchange.checks.snapshot import Snapshot, mapping, rows
+from gpuchange.compat.floors import compat_package
 from gpuchange.compat.model import Answer, Finding, Question
 from gpuchange.compat.resolver import Open, ranges
 from gpuchange.compat.tables import Card, find_card
-from gpuchange.compat.versions import parts
 
 DISPLAY = ("0x0300", "0x0302")
 LONG_AGO = date(1970, 1, 1)
@@ -30,7 +30,7 @@ def question(facts: Mapping[str, Any], picture: Snapshot, wish: Mapping[str, str
         distribution=_distribution(str(facts.get("os_release") or "")),
         secure_boot=facts["secure_boot"] if isinstance(facts.get("secure_boot"), bool) else None,
         nvswitch=bool(picture.switches),
-        cuda_compat=f"cuda-compat-{'-'.join(str(part) for part in parts(cuda)[:2])}" in picture.packages,
+        cuda_compat=compat_package(cuda) in picture.packages,
         driver=wish.get("driver") or picture.driver.userspace or picture.driver.loaded or "",
         module=_flavour(picture),
         cuda=cuda,

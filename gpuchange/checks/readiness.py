@@ -10,7 +10,7 @@ from typing import Any, Literal
 from gpuchange.checks import card_settings, compatibility, containers, fabric, package_set
 from gpuchange.checks import driver as driver_of
 from gpuchange.checks.snapshot import Snapshot, mapping
-from gpuchange.compat.floors import cudnn_mismatch
+from gpuchange.compat.floors import cudnn_mismatch, too_old
 from gpuchange.compat.resolver import answer
 
 Kind = Literal[
@@ -163,6 +163,11 @@ def _compatible(facts: Mapping[str, Any], picture: Snapshot, wish: Wish) -> Iter
         yield Objection("incompatible", row.sentence())
     for line in compatibility.worth_knowing(found, wished) if wished else ():
         yield Objection("note", line)
+    outgrown = (
+        too_old(asked.driver, asked.cuda) if not ({"driver", "cuda"} & wished.keys() or asked.cuda_compat) else ""
+    )
+    if outgrown:
+        yield Objection("note", outgrown)
     for name in sorted(picture.packages):
         built = re.fullmatch(r"libcudnn\d+-cuda-(\d+)", name)
         clash = cudnn_mismatch(built[1], asked.cuda) if built else ""

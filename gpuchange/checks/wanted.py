@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuchange.checks import driver as driver_of
 from gpuchange.checks.snapshot import Snapshot
-from gpuchange.compat.floors import too_old
+from gpuchange.compat.floors import compat_package, too_old
 from gpuchange.compat.versions import matches, parts
 
 
@@ -58,7 +58,7 @@ def _cuda(wanted: Mapping[str, str], before: Snapshot, now: Snapshot) -> Iterato
     if active:
         yield _judged("active CUDA toolkit", active, now.cuda.active)
         why = too_old(now.driver.loaded, now.cuda.active)
-        if why:
+        if why and compat_package(now.cuda.active or "") not in now.packages:
             yield Finding(False, why)
 
 

@@ -26,6 +26,11 @@ def too_old(driver: str | None, cuda: str | None) -> str:
     return ""
 
 
+def compat_package(cuda: str) -> str:
+    """The package by which an older driver carries this toolkit: cuda-compat-12-8."""
+    return f"cuda-compat-{'-'.join(str(part) for part in parts(cuda)[:2])}"
+
+
 def cudnn_mismatch(cudnn_package_cuda: str | None, cuda: str | None) -> str:
     """Why a cuDNN that was built for one CUDA major does not fit a toolkit of another, or ''."""
     if not cudnn_package_cuda or not cuda or parts(cudnn_package_cuda)[:1] == parts(cuda)[:1]:

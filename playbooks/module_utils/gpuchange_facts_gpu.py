@@ -88,7 +88,7 @@ def _each(end: float) -> Dict[str, Any]:
     for device in pci():
         left = end - time.monotonic()
         if device["class"].startswith("0x03") and left > 0:
-            found[device["address"]] = _query(["-i", device["address"]], min(left, CARD_DEADLINE_S))
+            found[device["address"]] = _query(["-i", device["address"].upper()], min(left, CARD_DEADLINE_S))
     return found
 
 
@@ -180,7 +180,7 @@ def libraries(stem: str) -> List[Dict[str, str]]:
     """Copies of a shared library as {path, real}: the version stands in the real file's name."""
     found = {path for place in LIBRARIES for path in glob.glob("%s/%s.so*" % (place, stem))}
     found |= set(_picks(_loader(stem + ".so")))
-    return [{"path": path, "real": os.path.realpath(path)} for path in sorted(found)]
+    return [{"path": path, "real": os.path.realpath(path)} for path in sorted(found) if os.path.exists(path)]
 
 
 def cudnn() -> Dict[str, Any]:

@@ -175,7 +175,9 @@ def test_the_newest_cuda_of_the_driver_is_no_toolkit(case: Case) -> None:
     case.sh("update-alternatives --install /usr/local/cuda cuda /usr/local/cuda-13.0 130")
     case.sh("update-alternatives --set cuda /usr/local/cuda-13.0")
     _, verdict = case.operator.step("preflight/host")
-    assert verdict.outcome == "reject" and "toolkit 13.0.0 needs driver 580" in said(verdict), verdict
+    assert "toolkit 13.0.0 needs driver 580.65.06 or newer, not 550.54.15" in said(verdict), verdict
+    verified = case.verify()
+    assert verified.outcome == "reject" and "toolkit 13.0.0 needs driver 580.65.06 or newer" in verified.why, verified
 
 
 # -------------------------------------------------------------------------------------------------------- MIG
