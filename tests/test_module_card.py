@@ -222,3 +222,9 @@ def test_what_the_controller_heard_is_passed_on_and_nothing_is_done(machine: dic
     said = card(knock={"aside": True, "stage": "away", "heard": ["ssh: no answer"]})
     assert (said["state"], said["stage"], said["heard"]) == ("running", "away", ["ssh: no answer"])
     assert machine["ordered"] == 0
+
+
+def test_a_mig_devices_uuid_is_not_taken_for_its_cards() -> None:
+    device = "<mig_devices><mig_device><uuid>MIG-1</uuid></mig_device></mig_devices>"
+    text = f'<gpu id="00000002:81:00.0">{device}<serial>7</serial><uuid>GPU-a</uuid></gpu>'
+    assert hostcode.library("gpuchange_card").cards(text) == {"0002:81:00.0": {"uuid": "GPU-a", "serial": "7"}}

@@ -145,6 +145,7 @@ def test_the_others_are_asked_one_by_one_where_a_dead_card_silences_all() -> Non
     found = cards.parse(smi(dead, rc=255, each=each))
     assert not found.ok and found.dead == ("0000:0b:00.0",)
     assert [card.bus_id for card in found.cards] == ["0000:1b:00.0"]
+    assert (found.driver, found.cuda) == ("570.148.08", "12.8"), "the driver is not at fault, and is known"
     assert found.why.startswith("GPU at 0000:0b:00.0 not responding; 1 other answers")
 
 

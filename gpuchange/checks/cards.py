@@ -131,8 +131,7 @@ def parse(said: Mapping[str, Any]) -> Smi:
     dead = tuple(sorted({bus_id(found) for found in _DEAD.findall(both)})) if said.get("rc") != 0 else ()
     why = _trouble(said, both)
     if why:
-        cards = tuple(_others(said.get("each"), dead))
-        return Smi(why=_who_answers(dead, cards, why) if dead else why, dead=dead, cards=cards)
+        return _without(dead, tuple(_others(said.get("each"))), why) if dead else Smi(why=why)
     try:
         root = _root(str(said.get("out") or ""))
     except (ElementTree.ParseError, ValueError) as error:
@@ -151,11 +150,17 @@ def _who_answers(dead: Iterable[str], cards: Sequence[Card], why: str) -> str:
     return f"GPU at {', '.join(dead)} not responding; {others} ({why})"
 
 
-def _others(each: Any, dead: Sequence[str]) -> Iterator[Card]:
-    """The cards that answer when each is asked alone, where one that does not had silenced them all."""
-    for bus, said in each.items() if isinstance(each, Mapping) else ():
-        alone = parse({**said, "each": None}) if isinstance(said, Mapping) else Smi()
-        yield from (card for card in alone.cards if card.bus_id == bus_id(str(bus)) and card.bus_id not in dead)
+def _without(dead: Sequence[str], alone: Sequence[Smi], why: str) -> Smi:
+    """What the cards that answer tell when each is asked alone, where one that does not had silenced them all."""
+    cards = tuple(card for smi in alone for card in smi.cards if card.bus_id not in dead)
+    driver, cuda = (next((told for smi in alone if (told := getattr(smi, key))), None) for key in ("driver", "cuda"))
+    return Smi(why=_who_answers(dead, cards, why), dead=tuple(dead), cards=cards, driver=driver, cuda=cuda)
+
+
+def _others(each: Any) -> Iterator[Smi]:
+    for said in each.values() if isinstance(each, Mapping) else ():
+        if isinstance(said, Mapping):
+            yield parse({**said, "each": None})
 
 
 def _from_table(text: str, why: str) -> Smi:

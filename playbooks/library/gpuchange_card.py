@@ -62,7 +62,8 @@ def look(args: Dict[str, Any]) -> Dict[str, Any]:
 def cards(smi: str) -> Dict[str, Dict[str, str]]:
     """{slot: {uuid, serial}} of nvidia-smi's XML, as far as the decision to power off needs it."""
     found = {}
-    for part in smi.split("<gpu id=")[1:]:
+    alone = re.sub(r"<mig_devices>.*?</mig_devices>", "", smi, flags=re.S)  # which may have UUIDs of their own
+    for part in alone.split("<gpu id=")[1:]:
         slot = re.match(r'"0*([0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"', part)
         if slot:
             found[slot.group(1).lower()] = {key: _text(part, key) for key in ("uuid", "serial")}

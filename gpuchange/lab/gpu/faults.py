@@ -82,6 +82,11 @@ _TABLE = (
     _flag("slow-one-card", "any other driver than the loaded one makes the last card a third slower", DRIVER),
     _flag("link-half-width", "under any other driver the last card's PCIe link has half its width", DRIVER),
     _flag("xid-in-log", "any other driver reports Xid 62 for the last card as it is loaded", DRIVER),
+    _flag(
+        "card-needs-reset",
+        "under any other driver the last card waits for a reset: it is listed and does nothing",
+        DRIVER,
+    ),
     _flag("throttle-under-load", "under any other driver the cards are slowed down by heat while they work", DRIVER),
     _flag("kernel-hangs", "under any other driver the last card never ends a process's 32nd arithmetic kernel", DRIVER),
     Fault(
