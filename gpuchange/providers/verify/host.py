@@ -141,7 +141,8 @@ def _missing_cards(before: Snapshot, now: Snapshot) -> list[str]:
 
 
 def _function(view: HostView, report: FactsReport, before: Snapshot, now: Snapshot) -> list[tuple[bool, str]]:
-    if any(card.mig_mode == "Enabled" and not card.mig for card in now.cards):
+    bare = any(card.mig_mode == "Enabled" and not card.mig for card in now.cards)
+    if bare and not (report.function or {}).get("cards"):
         return [(True, "GPU function: not tested, CUDA shows no device of a card in MIG mode without MIG devices")]
     cards = [card.uuid for card in before.cards if card.uuid]
     swapped = "gpu_uuid" in may_change(view)
