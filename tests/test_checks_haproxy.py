@@ -235,3 +235,26 @@ def test_preflight_refuses_what_a_drain_could_not_do() -> None:
         parts = [{**good, **changes}]
         bad = PREFLIGHT.judge(view({}), PREFLIGHT.report.model_validate({"state": "not_done", "parts": parts}))
         assert bad.outcome == "reject" and said in bad.why
+
+
+def test_preflight_refuses_a_pool_that_is_too_small_for_the_drain() -> None:
+    entry = {"provider": "haproxy", "balancers": ["lbs"]}
+    short = "backend gpu: 0 other servers serve (none), at least 1 must"
+    alone = {
+        "state": "not_done",
+        "balancer": "lb1",
+        "servers": [server()],
+        "others_serving": {"gpu": 0},
+        "short": short,
+    }
+
+    def judged(part: dict[str, Any], **more: Any) -> Any:
+        report = PREFLIGHT.report.model_validate({"state": "not_done", "parts": [part]})
+        return PREFLIGHT.judge(view({}, plan={"drain": [{**entry, **more}]}), report)
+
+    refused = judged(alone)
+    assert refused.outcome == "reject" and f"lb1: {short}" in refused.why and "min_serving: 0" in refused.why
+    assert judged({**alone, "short": ""}, min_serving=0).outcome == "accept"
+    peer = {"backend": "gpu", "server": "gpu2", "admin": "drain", "weight": 100}
+    assert judged({**alone, "members": [peer]}).outcome == "accept", "another change has it out for now"
+    assert judged({**alone, "members": [{**peer, "admin": "maint"}]}).outcome == "reject"

@@ -41,6 +41,15 @@ class Server(_Data):
         return f"{self.backend}/{self.server}"
 
 
+class Member(_Data):
+    """Any server of a backend concerned."""
+
+    backend: str
+    server: str
+    admin: Admin
+    weight: int = 0
+
+
 class Part(_Data):
     """What one balancer reports of one server, over all backends concerned. `found`: as it was before the drain."""
 
@@ -48,6 +57,7 @@ class Part(_Data):
     why: str = ""
     balancer: str = ""
     servers: tuple[Server, ...] = ()
+    members: tuple[Member, ...] = ()
     found: dict[str, Server] = Field(default_factory=dict)
     others_serving: dict[str, int] = Field(default_factory=dict)
     sessions: int = 0
@@ -67,15 +77,25 @@ def unfinished(parts: Iterable[Part]) -> str:
     return "; ".join(part.why for part in parts if part.state != "done" and part.why)
 
 
-def objections(part: Part) -> tuple[str, ...]:
-    """What would make a drain fail for certain, known before anything is changed."""
+def objections(part: Part, min_serving: int = 0) -> tuple[str, ...]:
+    """What would make a drain fail for certain, known before anything is changed.
+
+    A member that is drained now may be another change's and come back: it could serve by the time it counts.
+    """
     found = []
+    if part.short and any(_could_serve(part, server) < min_serving for server in part.servers):
+        found.append(part.says(f"{part.short}: bring up others first, or write min_serving: 0 to go without"))
     if part.level not in ("", "admin"):
         found.append(part.says(f"the socket has level {part.level}; write `stats socket ... level admin`"))
     if part.foreign:
         by = part.foreign
         found.append(part.says(f"{_names(part)} belongs to change {by.get('change')} since {by.get('since', '?')}"))
     return tuple(found)
+
+
+def _could_serve(part: Part, mine: Server) -> int:
+    others = (row for row in part.members if row.backend == mine.backend and row.server != mine.server)
+    return part.others_serving.get(mine.backend, 0) + sum(row.admin == "drain" and row.weight > 0 for row in others)
 
 
 def _names(part: Part) -> str:

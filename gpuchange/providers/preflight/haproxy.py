@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuchange.checks.haproxy import before_drain, objections
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
-from gpuchange.providers.drain.haproxy import HaproxyReport, arguments
+from gpuchange.providers.drain.haproxy import HaproxyReport, arguments, preview
 from gpuchange.reports import Verdict, by_state
 
 
@@ -25,10 +25,11 @@ def _entry(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in next(rows, {}).items() if key != "provider"}
 
 
-def judge(_view: HostView, report: HaproxyReport) -> Verdict:
+def judge(view: HostView, report: HaproxyReport) -> Verdict:
     if report.state not in ("done", "not_done"):  # whether it is drained is not the question here
         return by_state(report)
-    against = tuple(line for part in report.parts for line in objections(part))
+    least = int(_entry(view.plan).get("min_serving", 1))
+    against = tuple(line for part in report.parts for line in objections(part, least))
     lines = tuple(line for part in report.parts for line in before_drain(part))
     return Verdict.reject("; ".join(against), (*against, *lines)) if against else Verdict.accept(findings=lines)
 
@@ -43,5 +44,6 @@ PROVIDER = Provider(
     root_on="its balancers",
     args=args,
     judge=judge,
+    preview=preview,
     estimate_s=3.0,
 )
