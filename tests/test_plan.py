@@ -382,3 +382,12 @@ def test_a_damaged_plan_gives_a_plan_or_a_plan_error(data: st.DataObject) -> Non
         loads(text, "plan.yaml")
     except PlanError as error:
         assert error.where.startswith("plan.yaml:")
+
+
+def test_the_template_proposes_a_driver_branch_that_lives_longest() -> None:
+    from gpuchange.compat.driver_rules import branch
+    from gpuchange.compat.tables import known_branches
+
+    driver = loads(template(), "plan.yaml").data["stack"]["driver"]
+    lives = known_branches()[branch(driver)]
+    assert lives["type"] == "LTSB" and lives["eol"] >= "2028"

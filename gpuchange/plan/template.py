@@ -23,6 +23,7 @@ rollback:
   on_failure: host                         # host | change (all hosts) | hold (a human decides)
 
 # What to do with processes that still use a GPU once the host is drained: wait | refuse | stop.
+# A service that holds the GPU never ends by itself: stop it, and it is started again on release.
 gpu_users: {policy: wait, timeout: 5m}
 # gpu_users: {policy: stop, timeout: 5m, services: [modelserver.service]}
 
@@ -48,7 +49,8 @@ baseline: {mode: best_effort}              # required | best_effort | skip; comm
 change: []                                 # nothing but the stack; or a card by hand:
 # change: [{provider: manual, cards: [{goes: "0000:1b:00.0", comes: {serial: "1650000000001"}}]}]
 # driver: auto, cudnn: auto: the newest that the host's package sources offer and that is known to fit its cards.
-stack: {provider: apt, driver: "570.172.08", cuda: "12.8.1", cudnn: "9.8.0", container_toolkit: "1.17.8"}
+# R580 is a long-term branch: `gpuchange compat` says until when. `gpuchange lab` offers 570.172.08 instead.
+stack: {provider: apt, driver: "580.95.05", cuda: "12.8.1", cudnn: "9.8.0", container_toolkit: "1.17.8"}
 verify: {tolerance: 5%}                    # stress: 60s loads all cards at once before the host serves again
 watch: {for: 30s}
 """
