@@ -12,6 +12,7 @@ from gpuchange.reports import Evidence, Reported, Unreachable
 from gpuchange.states import Kind, Status
 
 FIRST_PHASE = "preflight"
+READ = "preflight/host"
 FAILED, UNREACHABLE = 1, 4
 
 
@@ -38,7 +39,17 @@ def before_change(engine: Engine) -> Looks:
         looks.problems.setdefault(host, []).append(why)
     looks.code = code if looks.problems else 0
     looks.moved = _moved(engine, looks)
+    _add_refused(engine, looks)
     return looks
+
+
+def _add_refused(engine: Engine, looks: Looks) -> None:
+    """A host that did not pass was read all the same: its versions are known."""
+    phase, provider = READ.split("/")
+    for event in engine.change.journal.events():
+        read = event.body and event.direction == "do" and (event.phase, event.provider) == (phase, provider)
+        if read and event.host in looks.problems and READ not in engine.change.reports(event.host):
+            looks.hosts[event.host][READ] = dict(engine.change.journal.body(event.body))
 
 
 def still_as_reviewed(engine: Engine) -> None:

@@ -17,6 +17,7 @@ Reports = Mapping[str, Mapping[str, Any]]
 """The report bodies of one host: "phase/provider" → body."""
 
 NOTHING_KNOWN: Mapping[str, float] = {}
+UNSEEN: Mapping[str, Any] = {"state": "unknown"}
 COMPONENTS = ("driver", "cuda", "cudnn", "container_toolkit")
 
 
@@ -46,8 +47,8 @@ class StepPreview:
 
 @dataclass(frozen=True)
 class HostPreview:
-    """One host. `downtime_s` is the estimate from drain to release, `learned` whether earlier changes tell how long
-    its longest step takes; `problems` would stop the change.
+    """One host. `versions` is empty where nothing could be read. `downtime_s` is the estimate from drain to release,
+    `learned` whether earlier changes tell how long its longest step takes; `problems` would stop the change.
     """
 
     host: str
@@ -134,10 +135,11 @@ def build(
 def _host(
     plan: Mapping[str, Any], steps: Sequence[Row], host: str, reports: Reports, problems: Sequence[str]
 ) -> HostPreview:
-    as_wanted = _as_wanted(reports)
+    as_wanted = _as_wanted(reports) and not problems
+    seen = reports.get("record/host") or reports.get("preflight/host", {})
     return HostPreview(
         host=host,
-        versions=versions(resolved(plan, reports), reports.get("record/host") or reports.get("preflight/host", {})),
+        versions=versions(resolved(plan, reports), seen) if seen.get("facts") or not problems else (),
         steps=tuple(_step(plan, row, host, reports) for row in steps),
         problems=tuple(problems),
         as_wanted=as_wanted,
@@ -154,7 +156,7 @@ def _as_wanted(reports: Reports) -> bool:
 
 def _step(plan: Mapping[str, Any], row: Row, host: str, reports: Reports) -> StepPreview:
     reversible = row.phase.undo.why if isinstance(row.phase.undo, Irreversible) else row.provider.reversible
-    body = reports.get(row.key)
+    body = reports.get(row.key, UNSEEN if reports and row.provider.foresees and not row.phase.reverse else None)
     lines = _lines(plan, row, host, reports, body) if body is not None else ()
     return StepPreview(row.phase.name, row.provider.name, lines, reversible, row.seconds)
 

@@ -167,3 +167,24 @@ def test_words_of_hosts_are_cleaned() -> None:
     seen = build(plans.loads(PLAN, "p"), PHASES, {}, {"gpu1": ["\x1b[31mred\x07"]})
     assert "\x07" not in render.preview_text(seen, "x")
     assert render.preview_json(seen)["hosts"][0]["problems"] == ["\x1b[31mred\x07"]
+
+
+STACK = 'stack: {provider: apt, driver: "570.172.08"}\n'
+
+
+def test_of_a_host_that_could_not_be_read_no_version_is_claimed() -> None:
+    shown = render.preview_text(build(plans.loads(PLAN + STACK, "p"), PHASES, {"gpu1": {}}, {"gpu1": ["locked"]}), "x")
+    assert "versions: not known" in shown and "absent" not in shown and "570" not in shown
+    read = {"gpu1": {"preflight/host": {"state": "done", "facts": facts()}}}
+    shown = render.preview_text(build(plans.loads(PLAN + STACK, "p"), PHASES, read, {"gpu1": ["/ is full"]}), "x")
+    assert "550.54.15 → 570.172.08" in shown and "not known" not in shown
+
+
+def test_preflight_alone_tells_the_reboot_the_watch_and_the_hooks() -> None:
+    hooks = "hooks: {before_drain: [{command: [/bin/silence, on], on: controller}]}\n"
+    chosen = {"state": "done", "reboot_needed": True, "before": {"driver": "550.54.15"}, "after": {"driver": "570"}}
+    reports = {"gpu1": {"preflight/host": {"state": "done", "facts": facts()}, "preflight/apt": chosen}}
+    shown = render.preview_text(build(plans.loads(PLAN + STACK + hooks, "p"), PHASES, reports, {}), "x")
+    assert "stack/apt: one reboot: the driver changes" in shown
+    assert "watch/host: watched for 30 s in service" in shown
+    assert "drain/hooks: before drain on the controller: /bin/silence on" in shown and "release/hooks: " not in shown

@@ -317,3 +317,27 @@ def test_stress_is_asked_for_with_the_begin_of_the_change_and_judged() -> None:
 def test_how_much_a_baseline_matters_is_the_plans_word(mode: str, fields: dict[str, Any], outcome: str) -> None:
     said = BASELINE.report.model_validate(fields)
     assert BASELINE.judge(view(BASELINE, params={"mode": mode}), said).outcome == outcome
+
+
+HOLDER = {"pid": 41, "comm": "python3", "unit": "modelserver.service", "devices": ["/dev/nvidia0"]}
+REMEDY = "gpu_users: {policy: stop, services: [modelserver.service]}"
+
+
+def test_preflight_tells_before_the_question_who_holds_a_gpu_and_what_is_past_its_life() -> None:
+    said = report(PREFLIGHT, facts=patched({"gpu_users": [HOLDER], "clock": {"epoch": 1780000000}}))
+    plan = {"gpu_users": {"policy": "wait"}, "stack": {"provider": "apt", "driver": "570.172.08"}}
+    lines = PREFLIGHT.preview(view(PREFLIGHT, plan=plan), said)
+    assert "GPU in use by pid 41 python3 (modelserver.service): is waited for" in lines
+    assert f"warning: modelserver.service holds the GPU; policy wait will time out: {REMEDY}" in lines
+    assert any("driver branch R570 (PB) reached its end of life" in line for line in lines)
+    stopped = {**plan, "gpu_users": {"policy": "stop", "services": ["modelserver.service"]}}
+    assert not [line for line in PREFLIGHT.preview(view(PREFLIGHT, plan=stopped), said) if "warning" in line]
+
+
+def test_a_drain_that_a_service_held_up_names_the_remedy() -> None:
+    from gpuchange.providers.drain.gpu_users import PROVIDER as USERS
+
+    held = USERS.report.model_validate({"state": "not_done", "why": "300 of 300 s waited", "users": [HOLDER]})
+    assert USERS.judge(view(USERS), held).why == f"300 of 300 s waited; {REMEDY}"
+    by_hand = held.model_copy(update={"users": tuple(u.model_copy(update={"unit": "s.scope"}) for u in held.users)})
+    assert USERS.judge(view(USERS), by_hand).why == "300 of 300 s waited"

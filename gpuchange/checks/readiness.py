@@ -200,9 +200,14 @@ def _system(facts: Mapping[str, Any], _picture: Snapshot, _wish: Wish) -> Iterat
 
 def _users(_facts: Mapping[str, Any], picture: Snapshot, wish: Wish) -> Iterator[Objection]:
     for user in picture.gpu_users:
-        if not user.comm.startswith(DAEMONS) and user.unit not in wish.services:
+        if not is_daemon(user.comm) and user.unit not in wish.services:
             home = f" of {user.unit}" if user.unit else ""
             yield Objection("gpu_users", f"GPU in use by {user.comm}{home} (pid {user.pid}): {', '.join(user.devices)}")
+
+
+def is_daemon(comm: str) -> bool:
+    """Whether this is a part of the driver: it stops and starts with it."""
+    return comm.startswith(DAEMONS)
 
 
 CHECKS: tuple[Callable[[Mapping[str, Any], Snapshot, Wish], Iterator[Objection]], ...] = (

@@ -10,6 +10,7 @@ import click
 
 from gpuchange.cli import words
 from gpuchange.preview import HostPreview, Preview
+from gpuchange.providers.contract import WARNING
 
 _SIGN = {"+": "green", "~": "yellow", "!": "red", "=": None}
 
@@ -48,11 +49,15 @@ def _host(alike: Sequence[HostPreview]) -> Iterator[str]:
     yield words.heading(names) + (": as wanted already, nothing to do" if host.as_wanted else "")
     for version in host.versions:
         yield _version(version.component, version.before, version.after, version.changes)
+    if host.problems and not host.versions:
+        yield "    versions: not known, nothing of it could be read"
     for problem in host.problems:
         yield _signed("!", words.clean(problem))
     if host.as_wanted or host.problems:
         return
-    yield from (f"    {words.clean(line)}" for line in _said(host))
+    for line in _said(host):
+        text = f"    {words.clean(line)}"
+        yield click.style(text, fg="yellow") if line.partition(": ")[2].startswith(WARNING) else text
     how = "as in earlier changes" if host.learned else "estimate"
     yield f"    out of service for about {words.duration(host.downtime_s)} each ({how})"
     yield from _no_return(host)

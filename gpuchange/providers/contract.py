@@ -60,13 +60,18 @@ def judge_state(_view: HostView, report: Any) -> Verdict:
     return by_state(report)
 
 
+WARNING = "warning: "
+"""Begins a line of a preview that does not stop the change but must be seen before a yes."""
+
+
 @dataclass(frozen=True)
 class Provider:
     """One row. `args` builds the JSON for the role's module call; `judge`/`judge_undo` are pure.
 
-    `reversible`: "yes", "no: why". `may_change`: what of the host's identity this provider may move (gpu_uuid, serial,
-    address, host_key, device_names); `moves` says in which slots: slot → what of its card. `delegates`: inventory
-    patterns of the other machines it acts on. `root_for`: what its plays need root for, `root_on`: on which machines.
+    `reversible`: "yes", "no: why". `foresees`: its preview needs no report of its own, only the plan and preflight's.
+    `may_change`: what of the host's identity this provider may move (gpu_uuid, serial, address, host_key,
+    device_names); `moves` says in which slots: slot → what of its card. `delegates`: inventory patterns of the other
+    machines it acts on. `root_for`: what its plays need root for, `root_on`: on which machines.
     `collections`/`binaries` are asked for by preflight.
     """
 
@@ -79,6 +84,7 @@ class Provider:
     judge: Callable[[HostView, Any], Verdict] = judge_state
     judge_undo: Callable[[HostView, Any], Verdict] = judge_state
     preview: Callable[[HostView, Any], tuple[str, ...]] = lambda _view, _report: ()
+    foresees: bool = False
     reversible: str = "yes"
     may_change: tuple[str, ...] = ()
     moves: Callable[[HostView], Mapping[str, tuple[str, ...]]] = no_moves

@@ -53,6 +53,7 @@ PROVIDER = Provider(
     args=args,
     judge=judge,
     preview=preview,
+    foresees=True,
     binaries=("apt-get", "dpkg-deb"),
     estimate_s=60.0,
 )

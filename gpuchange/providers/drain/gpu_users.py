@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gpuchange.providers.contract import HostView, Mode, Params, Provider
+from gpuchange.checks.snapshot import GpuUser
+from gpuchange.providers.contract import WARNING, HostView, Mode, Params, Provider
 from gpuchange.providers.types import Duration, UnitName
 from gpuchange.reports import Report, Verdict, by_state
 
@@ -56,9 +58,11 @@ def args(view: HostView, _mode: Mode) -> dict[str, Any]:
     return {**view.params, "daemons": list(DAEMONS)}
 
 
-def judge(_view: HostView, report: GpuUsersReport) -> Verdict:
+def judge(view: HostView, report: GpuUsersReport) -> Verdict:
     if report.state == "running":
         return Verdict.again(1.0, report.why)
+    if report.state == "not_done":
+        return Verdict.reject("; ".join(line for line in (report.why, remedy(view.params, report.users)) if line))
     if report.state != "done":
         return by_state(report)
     stopped = tuple(f"{unit} stopped" for unit, state in sorted(report.found.items()) if state["active"] == "active")
@@ -75,14 +79,36 @@ def judge_undo(_view: HostView, report: GpuUsersReport) -> Verdict:
 
 def preview(view: HostView, report: GpuUsersReport) -> tuple[str, ...]:
     """Who uses a GPU now, and what would happen to them."""
-    policy = view.params.get("policy", "wait")
-    listed = set(view.params.get("services") or ()) if policy == "stop" else set()
+    return (*foretold(view.params, report.users), *(f"{unit}: no such unit on this host" for unit in report.unknown))
+
+
+def foretold(params: Mapping[str, Any], users: Sequence[User | GpuUser]) -> tuple[str, ...]:
+    """What would happen to each user of a GPU, and what to write where that would end badly."""
+    policy, listed = str(params.get("policy", "wait")), _listed(params)
     then = {"wait": "is waited for", "refuse": "stops the change of this host", "stop": "stops the change of this host"}
-    users = tuple(f"{_who(user)}: {'is stopped' if user.unit in listed else then[policy]}" for user in report.users)
-    return (*users, *(f"{unit}: no such unit on this host" for unit in report.unknown))
+    lines = tuple(f"{_who(user)}: {'is stopped' if user.unit in listed else then[policy]}" for user in users)
+    hint, ends = remedy(params, users), "will time out" if policy == "wait" else "will fail"
+    held = ", ".join(_unlisted(params, users))
+    return (*lines, f"{WARNING}{held} holds the GPU; policy {policy} {ends}: {hint}") if hint else lines
 
 
-def _who(user: User) -> str:
+def remedy(params: Mapping[str, Any], users: Sequence[User | GpuUser]) -> str:
+    """What to write into the plan when services hold the GPU: they do not end by themselves. "" when none does."""
+    services = [*sorted(_listed(params)), *_unlisted(params, users)]
+    return f"gpu_users: {{policy: stop, services: [{', '.join(services)}]}}" if _unlisted(params, users) else ""
+
+
+def _listed(params: Mapping[str, Any]) -> set[str]:
+    return set(params.get("services") or ()) if params.get("policy") == "stop" else set()
+
+
+def _unlisted(params: Mapping[str, Any], users: Sequence[User | GpuUser]) -> list[str]:
+    """System services among the users that the plan does not stop; a login's own manager is none that one stops."""
+    units = dict.fromkeys(user.unit for user in users)
+    return [u for u in units if u.endswith(".service") and not u.startswith("user@") and u not in _listed(params)]
+
+
+def _who(user: User | GpuUser) -> str:
     return f"GPU in use by pid {user.pid} {user.comm}" + (f" ({user.unit})" if user.unit else "")
 
 

@@ -100,5 +100,6 @@ PROVIDER = Provider(
     judge=judge,
     judge_undo=judge,
     preview=preview,
+    foresees=True,
     estimate_s=2.0,
 )

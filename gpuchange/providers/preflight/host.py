@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gpuchange.checks.readiness import NOTES, Wish, objections
+from gpuchange.checks.readiness import NOTES, Wish, is_daemon, objections
 from gpuchange.checks.snapshot import summary
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
+from gpuchange.providers.drain import gpu_users
 from gpuchange.providers.facts import FactsReport, base_args, section, services, wanted
 from gpuchange.providers.types import AbsPath, Size
 from gpuchange.reports import Verdict, by_state
@@ -89,8 +90,15 @@ def judge(view: HostView, report: FactsReport) -> Verdict:
 
 
 def preview(view: HostView, report: FactsReport) -> tuple[str, ...]:
-    """Cards and versions as found: `driver: 550.54.15`."""
-    return tuple(f"{name.replace('_', ' ')}: {text}" for name, text in summary(report.picture).items())
+    """Cards and versions as found: `driver: 550.54.15`; what is worth knowing before a yes; who holds a GPU."""
+    picture = report.picture
+    found = objections(report.facts, report.errors, picture, wish(view))
+    users = [user for user in picture.gpu_users if not is_daemon(user.comm) and user.unit not in gpu_users.DAEMONS]
+    return (
+        *(f"{name.replace('_', ' ')}: {text}" for name, text in summary(picture).items()),
+        *(f"note: {row.says}" for row in found if row.kind != "gpu_users"),
+        *gpu_users.foretold(section(view, "gpu_users"), users),
+    )
 
 
 PROVIDER = Provider(

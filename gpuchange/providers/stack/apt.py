@@ -121,6 +121,7 @@ PROVIDER = Provider(
     judge=judge,
     judge_undo=judge_undo,
     preview=preview,
+    foresees=True,
     binaries=("apt-get", "apt-mark", "dpkg", "modinfo"),
     estimate_s=300.0,
 )

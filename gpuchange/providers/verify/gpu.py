@@ -135,5 +135,6 @@ PROVIDER = Provider(
     args=args,
     judge=judge,
     preview=preview,
+    foresees=True,
     estimate_s=15.0,
 )

@@ -87,5 +87,6 @@ PROVIDER = Provider(
     args=args,
     judge=judge,
     preview=preview,
+    foresees=True,
     estimate_s=35.0,
 )
