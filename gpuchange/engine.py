@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -49,8 +50,8 @@ class Engine:
         self.plays: dict[int, tuple[Play, Start]] = {}
         self.stopping = False
         self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._attempts = 0
         self._fence = 0
@@ -63,7 +64,7 @@ class Engine:
     def stop(self, hard: bool = False) -> None:
         """Start nothing new and end when what is in flight has ended; `hard`: end the plays too. Signal-safe."""
         self.stopping = True
-        os.write(self._wake_write, b"h" if hard else b"s")
+        self._wake_write.send(b"h" if hard else b"s")
 
     def run(self, *, last_phase: str = "", only_back: bool = False) -> int:
         """Carry on; returns the exit code (design section 8). With `last_phase` nothing after that phase starts, with
@@ -97,6 +98,8 @@ class Engine:
             end_orphans(self.change.id)
             sweep(self.change.id)
             self.change.journal.close()
+            for held in (self._selector, self._wake_read, self._wake_write):
+                held.close()
 
     # -- start and end ------------------------------------------------------------------------------------------------
 
@@ -295,13 +298,13 @@ class Engine:
     def _wait(self, wake_at: float | None) -> None:
         timeout = TICK if wake_at is None else min(TICK, max(0.0, wake_at - time.monotonic()))
         for key, _ in self._selector.select(timeout):
-            if key.fd == self._wake_read:
+            if key.fileobj is self._wake_read:
                 self._woken()
             elif key.fd in self.plays:  # an end is told twice while a process just forked holds the pipe too
                 self._read(*self.plays[key.fd])
 
     def _woken(self) -> None:
-        if b"h" in os.read(self._wake_read, 64):
+        if b"h" in self._wake_read.recv(64):
             for play, _ in self.plays.values():
                 play.stop()
 

@@ -62,6 +62,7 @@ def _culprit(result: Mapping[str, Any]) -> Mapping[str, Any]:
     return wrong[0] if wrong else result
 
 
+TRACEBACK = "Traceback (most recent call last)"
 REMEDIES = {
     "Missing sudo password": "sudo asks for a password: give it with -K, or allow sudo without one (see: gpuchange "
     "doctor --sudoers)",
@@ -75,11 +76,17 @@ REMEDIES = {
 """Words of sudo and Ansible → what to do next."""
 
 
+def _without_traceback(text: str) -> str:
+    """What a program said; of a Python traceback, as of a module cut off by a reboot, the last line alone."""
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1].strip() if TRACEBACK in text else "\n".join(lines)
+
+
 def _message(result: Mapping[str, Any]) -> str:
     source = _culprit(result)
     said = str(source.get("msg") or "")
     parts = (source.get("module_stderr"), source.get("stderr"), source.get("module_stdout") if "MODULE" in said else "")
-    extra = next((text for part in parts if (text := str(part or "").strip())), "")
+    extra = next((text for part in parts if (text := _without_traceback(str(part or "")))), "")
     text = "\n".join(part for part in (said, extra) if part)[:MESSAGE_LIMIT] or "the task failed without a message"
     hint = next((remedy for words, remedy in REMEDIES.items() if words in text), "")
     return f"{text} ({hint})" if hint else text

@@ -79,15 +79,17 @@ class FakePlay:
 
     def __init__(self, world: World, request: Request) -> None:
         self.world, self.request, self.ended = world, request, False
-        self._read, write = os.pipe()
+        read, write = os.pipe()
         os.close(write)  # at once readable: end of file
+        self._read = os.fdopen(read)
 
     def fileno(self) -> int:
-        return self._read
+        return self._read.fileno()
 
     def evidence(self) -> Iterator[Evidence]:
         for host in self.request.hosts:
             yield self.world.answer(self.request, host)
+        self._read.close()
         self.ended = True
 
     def stop(self) -> None:

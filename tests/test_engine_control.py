@@ -126,6 +126,16 @@ def test_a_hard_stop_ends_the_plays_and_the_next_controller_looks_at_what_they_l
     ]
 
 
+def test_an_engine_that_has_ended_holds_no_file_open(begin: Callable[..., Path]) -> None:
+    home = begin()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        engine = Engine(home, Connection(), player=World().play)
+        engine.run()
+        engine.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_stop_wakes_an_engine_that_waits(begin: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "TICK", 60.0)
     home, world = begin(), World()

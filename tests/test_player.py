@@ -210,6 +210,15 @@ def test_output_that_is_no_result_is_no_failure_but_unknown(place: Path) -> None
     assert isinstance(found, Silent) and "not parsable" in found.why
 
 
+def test_of_a_module_that_a_reboot_cut_off_the_last_line_is_told() -> None:
+    said = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\nFileNotFoundError: payload.zip\n'
+    result = {"msg": "Module result deserialization failed: No start", "module_stdout": "", "module_stderr": said}
+    event = {"event": "runner_on_failed", "event_data": {"host": "a", "task": "report", "res": result}}
+    told = playchild.evidence(event)
+    assert told and told["kind"] == "silent" and "Traceback" not in told["why"]
+    assert told["why"].endswith("No start\nFileNotFoundError: payload.zip")
+
+
 def test_a_loops_reports_become_one_and_a_lost_delegate_is_named(place: Path) -> None:
     found = played(place, "loop", {"a": {"over": ["a", "b"]}, "b": {"over": ["a", "gone"]}})
     merged, lost = found["a"], found["b"]
