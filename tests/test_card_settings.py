@@ -11,6 +11,7 @@ from test_providers_host import COUNTS, FUNCTION, MANIFEST, SEALED, report, view
 
 from gpuchange.checks import card_settings, gpu_function, soak, stress
 from gpuchange.checks.cards import Card, Mig
+from gpuchange.providers.verify.gpu import PROVIDER as SPEED
 from gpuchange.providers.verify.host import PROVIDER as VERIFY
 from gpuchange.reports import Verdict
 
@@ -120,6 +121,17 @@ def test_a_lost_setting_is_waited_for_then_holds_the_host_unless_the_plan_says_o
 def test_a_host_in_mig_mode_shows_one_device_and_none_while_its_devices_are_gone() -> None:
     assert gpu_function.expected([WELL], ["GPU-a"]) == 1
     assert gpu_function.expected([WELL.model_copy(update={"mig_mode": "Disabled"})], ["GPU-a"]) == ["GPU-a"]
+
+
+def test_the_load_of_a_host_in_mig_mode_is_not_missed_on_cards_that_no_process_sees() -> None:
+    loaded = {"index": 0, "uuid": "MIG-0", "pci": FIRST, "ok": True, "rounds": 9}
+    mode = "<current_mig>Disabled", "<current_mig>Enabled"
+    for out, outcome in ((TWO_H100["smi"]["out"], "reject"), (TWO_H100["smi"]["out"].replace(*mode), "accept")):
+        facts = {**TWO_H100, "smi": {**TWO_H100["smi"], "out": out}}
+        seen = view(SPEED, {"verify/host": {"facts": facts}, "seal/host": SEALED})
+        given = replace(seen, params={**seen.params, "stress": {"for": 20}})
+        verdict = SPEED.judge(given, SPEED.report.model_validate({"state": "done", "stress": {"cards": [loaded]}}))
+        assert verdict.outcome == outcome, verdict
 
 
 # ----------------------------------------------------------------------------- a sick card that is listed, in CSV

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gpuchange.checks import benchmark, metrics, stress
+from gpuchange.checks import benchmark, gpu_function, metrics, stress
 from gpuchange.checks.benchmark import Finding
 from gpuchange.checks.snapshot import mapping, parse
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
@@ -114,7 +114,9 @@ def _stress(view: HostView, report: MeasureReport) -> list[tuple[bool, str]]:
     if not given:
         return []
     facts = mapping(mapping(view.last.get("verify/host")).get("facts"))
-    cards = tuple(card.uuid for card in parse(facts).cards if card.uuid) if facts else ()
+    seen = parse(facts).cards
+    named = gpu_function.expected(seen, [card.uuid for card in seen if card.uuid])
+    cards = () if isinstance(named, int) else tuple(named)
     accepted = frozenset(int(number) for number in given.get("accept_xids", PROGRAMS_OWN))
     judged = stress.judge(report.stress or {}, stress.Limits(int(given.get("max_temperature", 90)), accepted, cards))
     return [*((False, line) for line in judged.failures), *((True, line) for line in judged.notes)]
