@@ -11,6 +11,7 @@ from test_providers_host import COUNTS, FUNCTION, MANIFEST, SEALED, report, view
 
 from gpuchange.checks import card_settings, gpu_function, soak, stress
 from gpuchange.checks.cards import Card, Mig
+from gpuchange.providers.seal.host import PROVIDER as SEAL
 from gpuchange.providers.verify.gpu import PROVIDER as SPEED
 from gpuchange.providers.verify.host import PROVIDER as VERIFY
 from gpuchange.reports import Verdict
@@ -116,6 +117,24 @@ def test_a_lost_setting_is_waited_for_then_holds_the_host_unless_the_plan_says_o
     assert held.outcome == "hold" and "power limit of GPU 0" in held.why, held
     passed = verified(LOWER, card_settings="report")
     assert passed.outcome == "accept" and any("power limit of GPU 0" in line for line in passed.findings), passed
+
+
+def test_settings_are_asked_to_be_set_again_only_where_the_plan_says_so() -> None:
+    for word, cards in (("hold", 0), ("report", 0), ("restore", 2)):
+        seen = view(VERIFY, {"seal/host": SEALED}, plan={"verify": {"card_settings": word}})
+        assert len(VERIFY.args(seen, "apply")["card_settings"]) == cards, word
+        back = replace(view(SEAL, {"seal/host": SEALED}, plan=seen.plan), direction="undo")
+        assert len(SEAL.args(back, "undo")["card_settings"]) == cards, word
+        assert "card_settings" not in SEAL.args(replace(back, direction="do"), "apply")
+    goal = card_settings.goal([WELL])[0]
+    assert goal["mig"] == ["1g.10gb:0", "1g.10gb:1", "3g.40gb:2"] and goal["power_limit"] == 700.0
+    assert card_settings.goal([WELL.model_copy(update={"mig": devices("1c.3g.40gb")})])[0]["mig"] == []
+
+
+def test_what_was_set_again_and_what_could_not_be_is_told() -> None:
+    rows = [{"command": "nvidia-smi -pm 1", "rc": 0}, {"command": "nvidia-smi -pl 9", "rc": 2, "said": "no"}, "x", None]
+    told = card_settings.restored(rows)
+    assert told == ("set again: nvidia-smi -pm 1", "could not be set again: nvidia-smi -pl 9: no")
 
 
 def test_a_host_in_mig_mode_shows_one_device_and_none_while_its_devices_are_gone() -> None:

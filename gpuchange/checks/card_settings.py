@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from gpuchange.checks import smi_text
 from gpuchange.checks.cards import Card
 
 NAMES = {
@@ -59,8 +60,37 @@ def create(index: int, card: Card) -> str:
     known = all(device.place and re.fullmatch(r"\d+g\.\S+", device.profile) for device in card.mig)
     if shared or not card.mig or not known:
         return ""
-    wanted = ",".join(f"{device.profile}:{device.place.partition(':')[0]}" for device in card.mig)
-    return f"nvidia-smi mig -i {index} -cgi {wanted} -C"
+    return f"nvidia-smi mig -i {index} -cgi {','.join(_tuples(card))} -C"
+
+
+def goal(cards: Sequence[Card]) -> list[dict[str, Any]]:
+    """What the host needs to set the cards so again; devices only where `create` knows how."""
+    return [
+        {
+            "uuid": card.uuid,
+            "persistence": card.persistence,
+            "power_limit": smi_text.number(card.power_limit),
+            "mig_mode": card.mig_mode,
+            "mig": _tuples(card) if create(0, card) else [],
+        }
+        for card in cards
+        if card.uuid and not card.sick
+    ]
+
+
+def restored(rows: Iterable[Any]) -> tuple[str, ...]:
+    """What was set again, in words; what could not be set with the tool's own."""
+    told = [row for row in rows if isinstance(row, Mapping)]
+    return tuple(
+        f"set again: {row.get('command')}"
+        if row.get("rc") == 0
+        else f"could not be set again: {row.get('command')}: {str(row.get('said') or 'no answer')[:200]}"
+        for row in told
+    )
+
+
+def _tuples(card: Card) -> list[str]:
+    return [f"{device.profile}:{device.place.partition(':')[0]}" for device in card.mig]
 
 
 def _modes(index: int, old: Card, card: Card) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
+from gpuchange.checks import card_settings
 from gpuchange.checks.snapshot import Snapshot, mapping, parse
 from gpuchange.providers.contract import HostView
 from gpuchange.providers.types import OPEN
@@ -24,6 +25,7 @@ class FactsReport(Report):
     manifest: dict[str, Any] | None = None
     function: dict[str, Any] | None = None
     backup: dict[str, Any] | None = None
+    restored: tuple[Any, ...] = ()
     progress: dict[str, Any] = Field(default_factory=dict)
 
     @property
@@ -68,6 +70,13 @@ def manifest_args(view: HostView, name: str, compare: str = "", digest: str = ""
         "sums": list(record.get("sums") or ()) if name != "prove" else [],
         "inspect": looks,
     }
+
+
+def card_goal(view: HostView) -> list[dict[str, Any]]:
+    """The cards' settings as sealed, where the plan wants them set again; [] where it does not."""
+    if section(view, "verify").get("card_settings") != "restore":
+        return []
+    return card_settings.goal(parse(sealed(view).get("facts") or {}).cards)
 
 
 def evidence(view: HostView, key: str) -> Mapping[str, Any]:

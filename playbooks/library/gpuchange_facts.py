@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""All that gpuchange needs to know of a GPU host, in one call: facts, hash manifest, GPU function. Changes nothing."""
+"""All that gpuchange needs to know of a GPU host, in one call: facts, hash manifest, GPU function."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ description:
     waited for beyond its deadline; one that hangs is reported as hung.
   - With args.manifest it makes (or attaches to) the hash manifest as a host unit, and reports running until it ended.
   - With args.function it tests the cards through the CUDA driver API.
+  - With args.card_settings it first sets the cards again as they were recorded, where they are not so.
   - mode undo first ends what this change still measures on the host.
   - mode probe collects the facts only and leaves no trace on the host.
 options:
@@ -19,13 +20,13 @@ options:
   args:
     type: dict
     default: {}
-    description: paths, services, space, binaries, guard, backup, manifest, function, container_image
+    description: paths, services, space, binaries, guard, backup, manifest, function, container_image, card_settings
   step: {type: dict, default: {}, description: "phase, provider, direction"}
 author: gpuchange
 """
 EXAMPLES = "- gpuchange_facts: {mode: apply, owner: '{{ gpuchange_owner }}', args: {paths: [/srv/models]}}"
 RETURN = """
-report: {type: dict, returned: always, description: "facts, errors, manifest, backup, function"}
+report: {type: dict, returned: always, description: "facts, errors, manifest, backup, function, restored"}
 """
 
 import time  # noqa: E402
@@ -37,6 +38,7 @@ from ansible.module_utils import gpuchange_facts_gpu as gpu  # noqa: E402
 from ansible.module_utils import gpuchange_facts_host as host  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.gpuchange_backup_unit import backup_unit  # noqa: E402
+from ansible.module_utils.gpuchange_card_settings import put_back  # noqa: E402
 from ansible.module_utils.gpuchange_cuda import function_test  # noqa: E402
 from ansible.module_utils.gpuchange_host import (  # noqa: E402
     args_of,
@@ -139,12 +141,16 @@ def main() -> None:
             manifest = manifest_unit(module, args["manifest"], wait_s=MANIFEST_WAIT_S)
         if manifest["state"] != "done":
             finish(module, manifest["state"], why=manifest["why"], progress=manifest.get("progress", {}))
+    restored = []
+    if args.get("card_settings") and mode_of(module) != "probe":
+        with owned(module):
+            restored = put_back(args["card_settings"])
     facts, errors = collect(args)
     if mode_of(module) == "probe":  # facts alone are not the step: doing it again costs little and repeats nothing
         finish(module, "not_done", facts=facts, errors=errors, machine_id=facts.get("machine_id", ""))
     summary = (manifest or {}).get("summary")
     machine_id = facts.get("machine_id", "")
-    found = dict(facts=facts, errors=errors, machine_id=machine_id, manifest=summary, backup=backup)
+    found = dict(restored=restored, facts=facts, errors=errors, machine_id=machine_id, manifest=summary, backup=backup)
     function = function_test(TEST_DEADLINE_S) if args.get("function") else None  # in a child: a driver may kill that
     finish(module, "done", **found, function=function)
 

@@ -19,8 +19,8 @@ PLAN: dict[str, Any] = {
 class Operator:
     """Plays steps of one host as the engine does and keeps the accepted reports as evidence."""
 
-    def __init__(self, player: Player) -> None:
-        self.player = player
+    def __init__(self, player: Player, **plan: Any) -> None:
+        self.player, self.plan = player, {**PLAN, **plan}
         self.evidence: dict[str, Any] = {}
 
     def step(self, key: str, mode: str = "apply", **params: Any) -> tuple[dict[str, Any], Verdict]:
@@ -29,7 +29,9 @@ class Operator:
         assert provider
         direction: Any = "undo" if mode == "undo" else "do"
         given = {**provider.params(**params).model_dump(mode="json")}
-        view = HostView(self.player.name, PLAN, given, self.evidence, self.evidence, waited=3600.0, direction=direction)
+        view = HostView(
+            self.player.name, self.plan, given, self.evidence, self.evidence, waited=3600.0, direction=direction
+        )
         body = self.player.until(provider.role, mode, provider.args(view, mode), direction)  # type: ignore[arg-type]
         judge = provider.judge_undo if direction == "undo" else provider.judge
         verdict = judge(view, provider.report.model_validate(body))

@@ -218,7 +218,23 @@ def test_mig_devices_that_a_reboot_took_hold_the_host_and_come_back_by_the_comma
     case.sh(command)
     assert case.verify().outcome == "accept"
     assert case.prove().outcome == "accept"
+    set_again(case)
     modes_and_limits(case)
+
+
+def set_again(case: Case) -> None:
+    """The plan may want it done: forward before the comparison, in a rollback before the proof; twice is once."""
+    case.operator.plan["verify"] = {"card_settings": "restore"}
+    case.sh(f"{SMI} mig -i 0 -dgi; {SMI} -i 1 -pl 450; {SMI} -i 1 -pm 0")
+    uuid = case.cards()[1]["uuid"]
+    proof = case.prove()
+    assert proof.outcome == "accept", proof
+    done = [line for line in proof.findings if line.startswith("set again: ")]
+    assert done[:2] == [f"set again: {SMI} -i {uuid} -pm 1", f"set again: {SMI} -i {uuid} -pl 700"], done
+    assert done[2].startswith(f"set again: {SMI} mig -i 0 -cgi 1g.10gb:0,1g.10gb:1,")
+    verdict = case.verify()
+    assert verdict.outcome == "accept" and not any("set again" in line for line in verdict.findings), verdict
+    case.operator.plan["verify"] = {}
 
 
 def modes_and_limits(case: Case) -> None:

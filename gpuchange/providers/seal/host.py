@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import Field
 
-from gpuchange.checks import consistency, gpu_function, identity, snapshot
+from gpuchange.checks import card_settings, consistency, gpu_function, identity, snapshot
 from gpuchange.checks import driver as driver_of
 from gpuchange.checks import manifest as manifests
 from gpuchange.checks.snapshot import mapping
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
-from gpuchange.providers.facts import RECORD, SEAL, FactsReport, base_args, evidence, manifest_args, section
+from gpuchange.providers.facts import RECORD, SEAL, FactsReport, base_args, card_goal, evidence, manifest_args, section
 from gpuchange.providers.types import Duration
 from gpuchange.reports import Verdict, by_state
 
@@ -35,7 +35,7 @@ def args(view: HostView, mode: Mode) -> dict[str, Any]:
         return {**base, "manifest": manifest_args(view, "seal"), "backup": _backup(view)}
     kept = manifests.parse(evidence(view, SEAL).get("manifest"))
     manifest = manifest_args(view, "prove", "seal", kept.jsonl_sha256) if kept else None
-    return {**base, "manifest": manifest}
+    return {**base, "manifest": manifest, "card_settings": card_goal(view)}
 
 
 def _backup(view: HostView) -> dict[str, Any] | None:
@@ -95,7 +95,7 @@ def judge_undo(view: HostView, report: FactsReport) -> Verdict:
     if not seal:
         return Verdict.accept("nothing was sealed, so nothing had been changed")
     lines = snapshot.compare(seal.get("facts") or {}, report.facts)
-    said = [str(line) for line in lines]
+    said = [*card_settings.restored(report.restored), *(str(line) for line in lines)]
     failed = [str(line) for line in lines if not line.equal]
     if failed and all(line.what in SETTLING for line in lines if not line.equal) and _may_settle(view):
         return Verdict.again(LOOK_AGAIN_S, "; ".join(failed))

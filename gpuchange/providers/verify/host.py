@@ -17,6 +17,7 @@ from gpuchange.providers.facts import (
     SEAL,
     FactsReport,
     base_args,
+    card_goal,
     evidence,
     manifest_args,
     sealed,
@@ -37,8 +38,10 @@ class VerifyParams(SpeedParams):
         None, description="An image that is on the host: a fresh container of it must see the GPUs as well."
     )
     hashes: bool = Field(True, description="Compare the hash manifest with the seal's.")
-    card_settings: Literal["hold", "report"] = Field(
-        "hold", description="MIG, ECC, persistence, power limit or clocks not as before: hold the host, or only say so."
+    card_settings: Literal["hold", "report", "restore"] = Field(
+        "hold",
+        description="MIG, ECC, persistence, power limit or clocks not as before: hold the host, only say so, or set "
+        "again what can be set (MIG devices, persistence, power limit; in a rollback too) and hold what is left.",
     )
 
 
@@ -48,6 +51,7 @@ def args(view: HostView, _mode: Mode) -> dict[str, Any]:
     return {
         **base_args(view),
         "function": True,
+        "card_settings": card_goal(view),
         "container_image": view.params.get("container_image") or "",
         "manifest": manifest_args(view, "verify", name, kept.jsonl_sha256) if kept else None,
     }
@@ -79,7 +83,7 @@ def judge(view: HostView, report: FactsReport) -> Verdict:
     before, now = snapshot.parse(sealed(view).get("facts") or {}), report.picture
     settling = _settling(sealed(view).get("facts") or {}, report, now)
     lost = card_settings.compare(before.cards, now.cards, but=moves(view))
-    wrong = lost.problems if view.params.get("card_settings", "hold") == "hold" else ()
+    wrong = () if view.params.get("card_settings") == "report" else lost.problems
     if (settling or wrong) and view.waited < view.params.get("settle", 60):
         return Verdict.again(LOOK_AGAIN_S, "; ".join([*settling, *wrong]))
     moved = [*_moved(view, before, now, report), *wrong]
@@ -96,7 +100,11 @@ def judge(view: HostView, report: FactsReport) -> Verdict:
     good += [line for line in (fabric.superfluous(report.facts, now),) if line]
     for fine, line in (*_function(view, report, before, now), *_files(view, report)):
         (good if fine else failed).append(line)
-    notes = (*(line for line in lost.problems if line not in moved), *lost.notes)
+    notes = (
+        *card_settings.restored(report.restored),
+        *(line for line in lost.problems if line not in moved),
+        *lost.notes,
+    )
     lines = (*moved, *failed, *notes, *good)
     if failed:
         return Verdict.reject("; ".join([*failed, *moved]), lines)
