@@ -20,6 +20,9 @@ GpuchangeError                     exit code (design section 8)
 
 from __future__ import annotations
 
+WORST_FIRST = (6, 5, 3, 7, 4, 1)
+"""When several exit codes hold for one change, the first of these counts."""
+
 
 class GpuchangeError(Exception):
     """An error said in an operator's words.

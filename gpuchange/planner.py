@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
+from gpuchange.errors import WORST_FIRST
 from gpuchange.fleet import State
 from gpuchange.fold import Ask, HostState, StepState
 from gpuchange.states import Status
@@ -265,9 +266,9 @@ def resumable(state: State) -> tuple[tuple[str, Step, Direction], ...]:
 
 
 def exit_code(state: State) -> int:
-    """6 > 5 > 3 > 7 > 4 > 1 > 0, as docs/exit-codes.md says. A change that stopped before its end, unfailed, is 5."""
+    """The worst of all hosts (docs/exit-codes.md). A change that stopped before its end, unfailed, is 5."""
     codes = {_host_code(host, untouched=not state.counts.touched) for host in state.hosts.values()}
-    worst = next((code for code in (6, 5, 3, 7, 4, 1) if code in codes), 0)
+    worst = next((code for code in WORST_FIRST if code in codes), 0)
     return worst or (0 if all(host.done or host.left or host.rolled_back for host in state.hosts.values()) else 5)
 
 

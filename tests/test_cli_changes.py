@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 from collections.abc import Callable
 from functools import cache, partial
@@ -70,8 +69,8 @@ def _resolved(resolve: Any, sources: Any, limit: Any, hosts: Any, *, vault_ids: 
 
 
 def kept() -> list[Path]:
-    """The change directories."""
-    return sorted(Path(os.environ["GPUCHANGE_STATE"]).glob("*"))
+    """The change directories, oldest first."""
+    return changes.directories(Path(os.environ["GPUCHANGE_STATE"]))[::-1]
 
 
 Captured = pytest.CaptureFixture[str]
@@ -359,21 +358,3 @@ class TestPlain:
             plain._over.wait(0.4)
         assert "still at work" in (out := capsys.readouterr().out)
         assert "h1 stack/apt starts" in out
-
-
-def test_a_proposed_command_repeats_the_flags_and_works_when_copied(
-    world: World, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = tmp_path / "bare plan.yaml"
-    plan.write_text(PLAN.replace("inventory: inventory.yaml\n", ""))
-    monkeypatch.delenv("GPUCHANGE_STATE")
-    state = ["--state-dir", str(tmp_path / "changes")]
-    assert main(["plan", str(plan), "-i", "inventory.yaml", "-b", *state]) == 0
-    proposed = capsys.readouterr().out.rsplit("next:", 1)[1].strip()
-    assert main([*shlex.split(proposed)[1:], "--yes"]) == 0
-    assert f"{shlex.join(state)} -o report.html" in capsys.readouterr().out
-    assert main(["status", *state]) == 0
-    noted = [
-        event for event in changes.read(changes.find(tmp_path / "changes", None)).events if event.data.get("flags")
-    ]
-    assert [event.data["flags"] for event in noted] == ["--become"]

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from gpuchange.cli.verbs import EXIT_CODES, VERBS
+from gpuchange.errors import WORST_FIRST
 from gpuchange.providers import PROVIDERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,3 +118,13 @@ def test_the_manual_knows_each_verb(verb: str) -> None:
 @pytest.mark.parametrize("code", [code for code, _ in EXIT_CODES])
 def test_the_readme_knows_each_exit_code(code: int) -> None:
     assert f"| {code} |" in (ROOT / "README.md").read_text()
+
+
+def test_help_readme_and_manual_agree_on_exit_codes() -> None:
+    readme, manual = ((ROOT / path).read_text().replace("`", "") for path in ("README.md", "docs/exit-codes.md"))
+    for code, text in EXIT_CODES:
+        meaning = text.replace("gpuchange status shows which", "").rstrip(": ")
+        assert f"| {code} | {text} |" in readme.replace("plan --detailed-exitcode:", "plan --detailed-exitcode:")
+        assert code > 100 or f"| {code} | {meaning}" in manual
+    order = f"the first of {', '.join(map(str, WORST_FIRST))} counts"
+    assert order in readme and order in manual

@@ -71,15 +71,25 @@ class Change:
         return self.outcome == story.CUT_SHORT
 
     @property
+    def alive(self) -> bool:
+        """Whether a controller has it in hand now, as far as this machine can tell."""
+        return alive(self.directory)
+
+    @property
     def outcome(self) -> str:
-        return story.outcome(self.events, self.state, alive(self.directory))
+        return story.outcome(self.events, self.state, self.alive)
 
 
 def directories(root: Path) -> list[Path]:
-    """The change directories below `root`, newest first (their names begin with the time)."""
+    """The change directories below `root`, newest first: by the second in their names, then by when they were made."""
     if not root.is_dir():
         return []
-    return sorted((path for path in root.iterdir() if (path / JOURNAL).is_file()), reverse=True)
+    return sorted((path for path in root.iterdir() if (path / JOURNAL).is_file()), key=_made, reverse=True)
+
+
+def _made(directory: Path) -> tuple[str, int, str]:
+    frozen, second = directory / "frozen", len("20261130-174501")
+    return directory.name[:second], frozen.stat().st_mtime_ns if frozen.is_dir() else 0, directory.name
 
 
 def find(root: Path, name: str | None, meant: Callable[[Path], bool] | None = None) -> Path:
@@ -264,11 +274,12 @@ def summary(found: Change) -> dict[str, Any]:
 
 
 def as_json(found: Change) -> dict[str, Any]:
-    return {**summary(found), "type": "status", "hosts": [_host_json(found, host) for host in found.hosts]}
+    working = found.alive
+    return {**summary(found), "type": "status", "hosts": [_host_json(found, host, working) for host in found.hosts]}
 
 
-def _host_json(found: Change, host: str) -> dict[str, Any]:
-    stands, at = story.standing(found.state.hosts[host])
+def _host_json(found: Change, host: str, working: bool) -> dict[str, Any]:
+    stands, at = story.standing(found.state.hosts[host], working)
     last = found.history.last.get(host)
     return {
         "host": host,

@@ -58,7 +58,7 @@ class Plain:
     def __init__(self, history: History, heartbeat_s: float = HEARTBEAT_S) -> None:
         self.history, self.heartbeat_s = history, heartbeat_s
         self._spoke, self._said = time.monotonic(), dict[tuple[str, str, str], str]()
-        self._working: dict[str, str] = {}
+        self._working: dict[str, tuple[tuple[str, ...], str]] = {}  # host → step and what it waits for
         self._lock, self._over = threading.Lock(), threading.Event()
         self._pulse = threading.Thread(target=self._beat, daemon=True)
 
@@ -81,9 +81,11 @@ class Plain:
     def _note(self, event: Event) -> None:
         if event.host and event.phase:
             with self._lock:
-                self._working.pop(event.host, None)
+                step, said = (event.phase, event.provider, event.direction), story.sentence(event)
+                former, waits = self._working.pop(event.host, ((), ""))
                 if event.kind in story.GOES_ON:
-                    self._working[event.host] = story.sentence(event)
+                    looks_again = former == step and event.kind in story.BEGINS
+                    self._working[event.host] = (step, waits if looks_again else said)
 
     def _repeats(self, event: Event) -> bool:
         """A wait is said once, and again only when its reason is another."""
@@ -101,7 +103,7 @@ class Plain:
         while not self._over.wait(min(1.0, self.heartbeat_s / 4)):
             with self._lock:
                 silent = time.monotonic() - self._spoke
-                working = "; ".join(list(self._working.values())[:3])
+                working = "; ".join([said for _, said in self._working.values()][:3])
             if silent >= self.heartbeat_s:
                 now = datetime.now(UTC).isoformat()
                 self._print(f"{words.clock(now)} still at work ({words.duration(silent)} without news): {working}")

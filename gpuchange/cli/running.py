@@ -127,9 +127,10 @@ def summary_rows(found: changes.Change) -> list[tuple[str, ...]]:
     from gpuchange import preview
 
     rows: list[tuple[str, ...]] = []
+    working = found.alive
     for host in found.hosts:
         before, after = (preview.found_versions(body) for body in changes.first_and_last(found, host))
-        stands, at = story.standing(found.state.hosts[host])
+        stands, at = story.standing(found.state.hosts[host], working)
         result = f"{stands} ({at})" if at else stands
         rows.append((host, *preview.moved(before, after), result, changes.out_of_service(found, host)))
     return rows

@@ -20,17 +20,18 @@ def status(change: str | None) -> None:
         words.say(words.as_json(changes.as_json(found)))
         return
     words.say(changes.headline(found) + "\n")
-    rows = [_row(found, host) for host in found.hosts]
+    working = found.alive
+    rows = [_row(found, host, working) for host in found.hosts]
     words.say(words.table(("HOST", "STANDS", "AT", "SINCE", "OUT OF SERVICE"), rows))
     for line in (*changes.reasons(found), *changes.open_work(found), *changes.questions(found)):
         words.say(line)
 
 
-def _row(found: changes.Change, host: str) -> tuple[str, str, str, str, str]:
+def _row(found: changes.Change, host: str, working: bool) -> tuple[str, str, str, str, str]:
     last = found.history.last.get(host)
     now = datetime.now(UTC).isoformat()
     out = found.history.out_seconds(host, now)
-    stands, at = story.standing(found.state.hosts[host])
+    stands, at = story.standing(found.state.hosts[host], working)
     return host, stands, at, words.clock(last.at) if last else "", words.duration(out) if out else "-"
 
 

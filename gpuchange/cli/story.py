@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from gpuchange.cli import again
 from gpuchange.cli.words import clean, duration
@@ -43,11 +43,25 @@ _SAID: dict[tuple[Kind, str], str] = {
 }
 
 _TOLD = frozenset({Kind.NOTE, Kind.CREATED})
-"""Kinds without a reason of their own: their data is shown as it is."""
+"""Kinds without a reason of their own: their data is told."""
+
+_NOTES = {
+    "plan": "plan {}",
+    "agreed": "the preview was agreed to",
+    "unmarked": "its owner marker was given back",
+    "flags": "reached with {}",
+    "host_key_accepted": "its host key {} was accepted as a new one",
+    "machine_id": "its machine-id is {}",
+    "confirmed": "{} confirmed that it was done by hand",
+}
+_UNTOLD = frozenset({"answers"})  # which question a confirmation answers, by number
 
 QUIET = frozenset({Kind.STARTED, Kind.PROBING, Kind.CREATED, Kind.CONTROLLER, Kind.NOTE, Kind.ENDED})
 """Kinds that a live log leaves out: the outcome says it again."""
 
+
+BEGINS = frozenset({Kind.STARTED, Kind.PROBING})
+"""Kinds that say nothing of what a step waits for."""
 
 GOES_ON = frozenset({Kind.STARTED, Kind.PROBING, Kind.AGAIN, Kind.LOST})
 """Kinds after which the step is still to end."""
@@ -71,7 +85,13 @@ def _reason(event: Event) -> str:
     if event.kind is Kind.ENDED:
         return f"exit {event.data.get('code', '?')}"
     said = event.data.get("why") or event.data.get("text")
-    return str(said or ", ".join(f"{key} {value}" for key, value in event.data.items() if event.kind in _TOLD))
+    return str(said or (", ".join(_told(event.data)) if event.kind in _TOLD else ""))
+
+
+def _told(data: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in data.items():
+        if key not in _UNTOLD:
+            yield _NOTES.get(key, f"{key.replace('_', ' ')}: {{}}").format(value)
 
 
 _OUTCOME = {
@@ -112,8 +132,14 @@ def ended(code: int, state: State) -> str:
     return _OUTCOME.get(code, f"exit {code}")
 
 
-def standing(host: HostState) -> tuple[str, str]:
-    """(where the host stands, at which step): ("done", ""), ("going back", "stack/apt"), ("held", "verify/host")."""
+_UNDER_WAY = {"working": "stopped", "waiting": "stopped", "going back": "stopped going back"}
+
+
+def standing(host: HostState, alive: bool = True) -> tuple[str, str]:
+    """(where the host stands, at which step): ("done", ""), ("going back", "stack/apt"), ("held", "verify/host").
+
+    Without a controller that is `alive` nobody is at work on it: it has stopped there.
+    """
     at = "/".join(host.frontier or ())
     settled = (
         (host.left, "left as it stands"),
@@ -122,7 +148,10 @@ def standing(host: HostState) -> tuple[str, str]:
         (host.rolled_back, "rolled back"),
     )
     word = next((word for true, word in settled if true), "")
-    return (word, at if host.left else "") if word else (_moving(host), at)
+    if word:
+        return word, at if host.left else ""
+    moving = _moving(host)
+    return moving if alive else _UNDER_WAY.get(moving, moving), at
 
 
 def _moving(host: HostState) -> str:

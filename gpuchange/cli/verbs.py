@@ -9,6 +9,7 @@ import click
 
 import gpuchange
 from gpuchange.cli.settings import common
+from gpuchange.errors import WORST_FIRST
 
 VERBS: dict[str, tuple[str, str]] = {
     "init": ("gpuchange.cli.plans:init", "Write a commented plan to start from."),
@@ -43,9 +44,9 @@ EXIT_CODES: tuple[tuple[int, str], ...] = (
     (2, "only with plan --detailed-exitcode: there is something to change"),
     (3, "failed, and rolled back with proof"),
     (4, "hosts cannot be reached"),
-    (5, "a human has to decide: gpuchange status shows the question"),
+    (5, "a human has to decide, or it was paused: gpuchange status shows which"),
     (6, "a rollback failed or could not be proved"),
-    (7, "locked: somebody else owns the change or a host"),
+    (7, "locked: somebody else owns the change or a host; unlock found a lock"),
     (8, "refused: what was reviewed or recorded is no longer what is there, or not approved"),
     (64, "the command line, the plan or the inventory is wrong"),
     (130, "stopped by Ctrl-C"),
@@ -81,7 +82,7 @@ class Verbs(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code), text) for code, text in EXIT_CODES])
-            formatter.write_text("When several hold, the first of 6, 5, 3, 4, 1 counts.")
+            formatter.write_text(f"When several hold, the first of {', '.join(map(str, WORST_FIRST))} counts.")
 
 
 def _nearest(word: str) -> str:

@@ -1,0 +1,72 @@
+"""What an operator reads while a change runs and afterwards: proposed commands, heartbeats, standings, notes."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuchange.cli import changes, live, main, story
+from gpuchange.history import History
+from gpuchange.states import Event, Kind
+from tests.fleetfake import World
+from tests.test_cli_changes import PLAN, Captured, home, kept, resolve, world
+
+__all__ = ["home", "resolve", "world"]  # fixtures
+
+
+def test_a_proposed_command_repeats_the_flags_and_works_when_copied(
+    world: World, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = tmp_path / "bare plan.yaml"
+    plan.write_text(PLAN.replace("inventory: inventory.yaml\n", ""))
+    monkeypatch.delenv("GPUCHANGE_STATE")
+    state = ["--state-dir", str(tmp_path / "changes")]
+    assert main(["plan", str(plan), "-i", "inventory.yaml", "-b", *state]) == 0
+    proposed = capsys.readouterr().out.rsplit("next:", 1)[1].strip()
+    assert main([*shlex.split(proposed)[1:], "--yes"]) == 0
+    assert f"{shlex.join(state)} -o report.html" in capsys.readouterr().out
+    assert main(["status", *state]) == 0
+    noted = [
+        event for event in changes.read(changes.find(tmp_path / "changes", None)).events if event.data.get("flags")
+    ]
+    assert [event.data["flags"] for event in noted] == ["--become"]
+
+
+def test_a_heartbeat_says_what_a_step_waits_for_also_while_it_looks_again(capsys: Captured) -> None:
+    with live.Plain(History(), heartbeat_s=0.05) as plain:
+        for kind, why in ((Kind.STARTED, ""), (Kind.AGAIN, "GPU in use: pid 7"), (Kind.STARTED, "")):
+            plain._note(Event(kind, "h1", "drain", "gpu_users", "do", data={"why": why} if why else {}))
+        plain._over.wait(0.4)
+    assert "h1 drain/gpu_users waiting: GPU in use: pid 7" in capsys.readouterr().out
+    plain._note(Event(Kind.STARTED, "h1", "seal", "host", "do"))
+    assert plain._working["h1"][1] == "h1 seal/host starts", "the next step waits for nothing yet"
+
+
+def test_nobody_is_said_to_work_on_a_change_that_was_stopped(
+    world: World, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(self: World, request: Any, host: str) -> Any:
+        if request.role == "drain_gpu_users":
+            (kept()[0] / "pause").touch()
+        return answered(self, request, host)
+
+    answered = World.answer
+    monkeypatch.setattr(World, "answer", answer)
+    assert main(["apply", "plan.yaml", "--yes"]) == 5
+    assert "stopped (" in (out := capsys.readouterr().out) and "working" not in out
+    assert main(["status"]) == 0
+    assert "working" not in (out := capsys.readouterr().out) and "stopped before its end" in out
+    assert main(["show"]) == 0
+    out = capsys.readouterr().out
+    assert "note: the preview was agreed to" in out and "True" not in out
+
+
+@pytest.mark.parametrize("data", [{"agreed": True}, {"unmarked": True}, {"confirmed": "ops", "answers": 4}])
+def test_a_note_is_told_in_words(data: dict[str, Any]) -> None:
+    said = story.sentence(Event(Kind.NOTE, "h1", data=data))
+    assert (
+        "True" not in said and "answers" not in said and not any(f"{key} " in said for key in ("agreed T", "unmarked"))
+    )
