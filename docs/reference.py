@@ -1,8 +1,9 @@
-"""The plan reference as MyST text, made from the plan's JSON Schema."""
+"""The plan reference as MyST text, made from the plan's JSON Schema. Run it to write plan-reference.md anew."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from gpuchange import plan
@@ -89,3 +90,7 @@ def _type(found: dict[str, Any], schema: dict[str, Any]) -> str:
         return f"list of {_type(found.get('items', {}), schema)}"
     example = f" such as `{found['examples'][0]}`" if found.get("examples") else ""
     return {"string": "text", "integer": "number", "object": "mapping"}.get(found.get("type", ""), "value") + example
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("plan-reference.md").write_text(plan_reference(), encoding="utf-8")

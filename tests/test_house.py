@@ -128,3 +128,23 @@ def test_help_readme_and_manual_agree_on_exit_codes() -> None:
         assert code > 100 or f"| {code} | {meaning}" in manual
     order = f"the first of {', '.join(map(str, WORST_FIRST))} counts"
     assert order in readme and order in manual
+
+
+def test_the_plan_reference_is_as_the_schema_says() -> None:
+    import runpy
+
+    made = runpy.run_path(str(ROOT / "docs/reference.py"))["plan_reference"]()
+    kept = (ROOT / "docs/plan-reference.md").read_text(encoding="utf-8")
+    assert kept == made, "write it anew: python docs/reference.py"
+
+
+def test_readme_and_manual_name_every_page() -> None:
+    readme, index = (ROOT / "README.md").read_text(), (ROOT / "docs/index.md").read_text()
+    for page in (path.name for path in (ROOT / "docs").glob("*.md") if path.name != "index.md"):
+        assert f"(docs/{page})" in readme and f"({page})" in index, page
+
+
+def test_architecture_names_every_module() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    assert len(text.splitlines()) <= 150
+    assert not [path.name for path in (ROOT / "gpuchange").glob("[a-z]*.py") if path.name not in text]
