@@ -57,6 +57,7 @@ def told(**moved: Any) -> str:
             f"application clocks of GPU 0 ({FIRST}) should be 1980 MHz/2619 MHz, is 1200 MHz/2619 MHz",
         ),
         ({"clocks": None}, ""),
+        ({"power_limit": "699.98 W"}, ""),
         (
             {"mig": ()},
             f"MIG geometry differs: had 1x3g.40gb+2x1g.10gb on GPU 0 ({FIRST}), now none: "
@@ -167,3 +168,6 @@ def test_a_card_that_waits_for_a_reset_fails_the_watch_and_the_stress() -> None:
     loaded = {"index": 0, "uuid": "GPU-a", "pci": FIRST, "ok": True, "rounds": 9}
     judged = stress.judge({"cards": [loaded], "samples": [sample]}, stress.Limits())
     assert any("nvidia-smi says of it: GPU requires reset" in line for line in judged.failures), judged
+    other = {**loaded, "uuid": "GPU-b"}
+    judged = stress.judge({"cards": [other], "samples": [sample, sample]}, stress.Limits())
+    assert judged.failures == (f"stress: card GPU-a at {FIRST}: nvidia-smi says of it: GPU requires reset",)

@@ -123,10 +123,12 @@ def _smi(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _sick(cards: Sequence[Mapping[str, Any]], samples: Sequence[Sample]) -> Iterator[str]:
-    for card in cards:
-        words = {sample.sick for sample in _of(card, samples) if sample.sick}
-        if words:
-            yield f"stress: {label(card)}: nvidia-smi says of it: {', '.join(sorted(words))}"
+    """Cards that could not even be loaded, too: nvidia-smi lists them beside the others."""
+    known = {card.get("uuid"): label(card) for card in cards}
+    for sample in samples:
+        if sample.sick:
+            name = known.get(sample.uuid, f"card {sample.uuid} at {sample.pci}")
+            yield f"stress: {name}: nvidia-smi says of it: {sample.sick}"
 
 
 def _of(card: Mapping[str, Any], samples: Sequence[Sample]) -> list[Sample]:

@@ -141,7 +141,8 @@ def facts_parser(facts: Any) -> object:
     picture = snapshot.parse(facts)
     objections = readiness.objections(facts, {}, picture, readiness.Wish(driver="570", cuda="12.8"))
     settings = card_settings.compare(picture.cards, snapshot.parse({**facts, "smi": {}}).cards)
-    said = (settings, card_settings.sentences(picture.cards), picture.cuda.sentence(), picture.cudnn.sentence())
+    goal = card_settings.goal(picture.cards), card_settings.restored(snapshot.rows(facts.get("pci")))
+    said = (settings, goal, card_settings.sentences(picture.cards), picture.cuda.sentence(), picture.cudnn.sentence())
     return objections, said, snapshot.compare(facts, {}), snapshot.summary(picture)
 
 
