@@ -121,7 +121,6 @@ class Engine:
         ]
         self._append([Event(Kind.CONTROLLER, data=data), *lost, *again])
         self._started = True
-
         self._knock()
 
     def _knock(self) -> None:
