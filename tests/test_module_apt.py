@@ -273,9 +273,9 @@ def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def reboots(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     started: list[str] = []
 
-    def record(_module: Any, step: str, argv: list[str], **_options: Any) -> dict[str, Any]:
+    def record(_module: Any, step: str, argv: list[str], *_waits: float, **_options: Any) -> dict[str, Any]:
         started.append(step)
-        return {"state": "running"}
+        return {"state": "running", "unit": f"gpuchange-c1-stack-do-{step}.service"}
 
     monkeypatch.setattr(stack, "host_unit", record)
     return started
@@ -311,6 +311,23 @@ def test_a_missing_module_after_the_reboot_is_named(walk: Any, monkeypatch: pyte
     said = r"rebooted, but no nvidia module 570\.172\.08 exists for kernel 6\.8\.0-60; reboot will not fix this"
     with pytest.raises(SystemExit, match=said):
         walk.modules()
+
+
+@pytest.mark.parametrize("headers", [True, False])
+def test_a_kernel_that_dkms_passed_over_is_built_for(headers: bool, walk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages build for the running kernel and the newest; another one may be the next to boot."""
+    started, modules = reboots(monkeypatch), {"nvidia": {"version": "570.172.08", "file": "/lib/nvidia.ko"}}
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(stack, "boot_kernel", lambda: "6.8.0-60")
+    monkeypatch.setattr(stack, "can_build", lambda _kernel: headers)
+    for where in (stack, driver):
+        monkeypatch.setattr(where, "modules_on_disk", lambda _kernel: seen)
+    waiting = "running: dkms builds for kernel 6.8.0-60, which boots next"
+    with pytest.raises(SystemExit, match=waiting if headers else "not_done: no nvidia module"):
+        walk.modules()
+    assert started == (["build"] if headers else [])
+    seen.update(modules)
+    walk.modules()  # built meanwhile
 
 
 @pytest.mark.case("reboot-module-true-before-reboot")

@@ -29,6 +29,7 @@ from typing import Any, NoReturn  # noqa: E402
 
 from ansible.module_utils import gpuchange_dkms  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.gpuchange_alternatives import set_alternatives  # noqa: E402
 from ansible.module_utils.gpuchange_apt_look import cuda_turn  # noqa: E402
 from ansible.module_utils.gpuchange_host import (  # noqa: E402
     args_of,
@@ -48,7 +49,6 @@ from ansible.module_utils.gpuchange_stack import (  # noqa: E402
     Target,
     Walk,
     look_before,
-    set_alternatives,
 )
 
 

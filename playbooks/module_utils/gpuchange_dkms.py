@@ -8,7 +8,7 @@ import re
 import shutil
 from typing import List
 
-from ansible.module_utils.gpuchange_look import read_text
+from ansible.module_utils.gpuchange_look import PATH, read_text
 
 TREE = "/var/lib/dkms"
 NOT_VERSIONS = ("original_module",)
@@ -50,6 +50,11 @@ def put_back(folder: str, tree: str = TREE) -> List[str]:
             shutil.move(path, target)
             back.append(name)
     return back
+
+
+def can_build(kernel: str) -> bool:
+    """Whether DKMS is there, and the headers of this kernel."""
+    return shutil.which("dkms", path=PATH) is not None and os.path.isdir("/lib/modules/%s/build" % kernel)
 
 
 def build_error(version: str, tree: str = TREE) -> str:

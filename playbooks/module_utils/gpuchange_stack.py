@@ -11,8 +11,14 @@ from typing import Any, Dict, List, NoReturn, Optional
 from ansible.module_utils import gpuchange_apt_unit, gpuchange_dpkg_lock
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpuchange_apt_private import Move
-from ansible.module_utils.gpuchange_dkms import build_error
-from ansible.module_utils.gpuchange_driver import boot_kernel, boot_problem, driver_state, loaded_version
+from ansible.module_utils.gpuchange_dkms import build_error, can_build
+from ansible.module_utils.gpuchange_driver import (
+    boot_kernel,
+    boot_problem,
+    driver_state,
+    loaded_version,
+    modules_on_disk,
+)
 from ansible.module_utils.gpuchange_host import (
     args_of,
     boot_id,
@@ -52,6 +58,7 @@ QUIET = {
 DEADLINE_S = 3000.0
 RETRIES = 16
 STEPS = ("install", "complete", "repair")
+WORKS = (*STEPS, "build")
 NOT_YET = "host answered but has not rebooted yet (boot_id unchanged)"
 
 
@@ -137,7 +144,7 @@ class Walk:
 
     def look(self) -> NoReturn:
         """Answer a probe from the real state: does something run, is everything as this direction wants it?"""
-        running = [step for step in STEPS if self._state(step) == "running"]
+        running = [step for step in WORKS if self._state(step) == "running"]
         if running:
             self.end("running", "the host still works at: %s" % ", ".join(running))
         left = self.target.remaining()
@@ -170,7 +177,7 @@ class Walk:
 
     def _await_other_direction(self) -> None:
         """Turned back in the middle: what the other direction has set going must have ended before this one acts."""
-        for name in [name for step in STEPS for name in self._others(step)]:
+        for name in [name for step in WORKS for name in self._others(step)]:
             if unit_state(name)["state"] == "running" and wait_for_unit(name, 30.0)["state"] == "running":
                 self.end("running", "the transaction of the other direction still runs (%s)" % name.unit)
         for reboot in self._others("reboot"):
@@ -292,13 +299,23 @@ class Walk:
         if not self.target.driver:
             return
         kernel = boot_kernel()
-        why = boot_problem(self.target.driver, kernel)
+        why, rebooted = boot_problem(self.target.driver, kernel), self._boot_before() not in ("", boot_id())
+        if why and not rebooted and not modules_on_disk(kernel) and can_build(kernel):
+            self._build(kernel)
+            why = boot_problem(self.target.driver, kernel)
         if why:
             log = build_error(self.target.driver)
             why += " (%s)" % log if log else ""
-            rebooted = self._boot_before() not in ("", boot_id())
             said = "rebooted, but %s; reboot will not fix this" if rebooted else "%s; a reboot would not fix this"
             self.end("not_done", said % why)
+
+    def _build(self, kernel: str) -> None:
+        """Packages have DKMS build for the running kernel and for the newest; the next boot's may be neither."""
+        argv = ["dkms", "autoinstall", "-k", kernel]
+        done = host_unit(self.module, "build", argv, 30.0, DEADLINE_S, generation=self.generation)
+        self.changed = True
+        if done["state"] == "running":
+            self.end("running", "dkms builds for kernel %s, which boots next (%s)" % (kernel, done["unit"]))
 
     def loaded(self) -> None:
         """The wanted driver must be the loaded one; reboots at most once to get there."""
@@ -373,25 +390,3 @@ def steady_boot_id(old: str) -> str:
     """The boot id, if it is well formed and the same in two reads; else the old one: not known to have rebooted."""
     first, second = boot_id(), boot_id()
     return first if first == second and BOOT_ID.fullmatch(first) else old
-
-
-# --------------------------------------------------------------------------------------- alternatives
-
-
-def set_alternatives(wanted: Dict[str, Dict[str, str]]) -> List[str]:
-    """Give each alternative its mode and value; "any" mode asks for the value only. Returns what could not be done."""
-    failed = []
-    for name, entry in sorted(wanted.items()):
-        for argv in _alternative_commands(name, entry, alternatives().get(name)):
-            rc, _, err = run(argv)
-            if rc:
-                failed.append("%s: %s" % (name, err.strip()[-200:]))
-    return failed
-
-
-def _alternative_commands(name: str, entry: Dict[str, str], now: Any) -> List[List[str]]:
-    if now is None or now == entry or (entry["mode"] == "any" and now["value"] == entry["value"]):
-        return []
-    if entry["mode"] == "auto":
-        return [["update-alternatives", "--auto", name]]
-    return [["update-alternatives", "--set", name, entry["value"]]]
