@@ -238,6 +238,16 @@ def test_modinfo_records() -> None:
     assert driver.module_name("/x/nvidia-drm.ko") == "nvidia_drm"
 
 
+def test_debians_names_of_the_modules_are_asked_for(tmp_path: Path) -> None:
+    """`modinfo nvidia` finds nothing where the file is nvidia-current.ko."""
+    for name in ("updates/dkms/nvidia-current.ko", "updates/dkms/nvidia-current-uvm.ko.xz", "kernel/net/other.ko"):
+        (tmp_path / "6.1" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "6.1" / name).touch()
+    found = driver.module_names("6.1", str(tmp_path))
+    assert found == [*driver.MODULES, "nvidia-current", "nvidia-current-uvm"]
+    assert driver.module_names("6.2", str(tmp_path)) == list(driver.MODULES)
+
+
 def test_driver_witnesses() -> None:
     """Case: mixed-module-set-nvidia-vs-modeset."""
     text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  Release Build  (x)\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from ansible.module_utils.gpuchange_boot import boot_kernel, initramfs, module_name
 from ansible.module_utils.gpuchange_host import read_text, run
@@ -29,9 +29,16 @@ def is_open(text: str) -> bool:
 
 def modules_on_disk(kernel: str) -> Dict[str, Dict[str, str]]:
     """{module: {version, file}} of NVIDIA's modules that `kernel` would load."""
-    _, out, _ = run(["modinfo", "-k", kernel, *MODULES], limit=1024 * 1024)
+    _, out, _ = run(["modinfo", "-k", kernel, *module_names(kernel)], limit=1024 * 1024)
     found = parse_modinfo(out)  # an index that nobody has brought up to date still lists what is gone
     return {name: row for name, row in found.items() if os.path.exists(row["file"])}
+
+
+def module_names(kernel: str, modules: str = "/lib/modules") -> List[str]:
+    """What NVIDIA's modules may be called: Debian's are nvidia-current and the like, which only modprobe knows."""
+    files = [name for _, _, names in os.walk(os.path.join(modules, kernel)) for name in names]  # not into build/
+    found = {name.partition(".ko")[0] for name in files if re.match(r"nvidia[\w-]*\.ko", name)}
+    return [*MODULES, *sorted(found - set(MODULES))]
 
 
 def parse_modinfo(text: str) -> Dict[str, Dict[str, str]]:
