@@ -10,6 +10,9 @@ import pytest
 
 from gpuchange.checks import containers, driver, fabric, package_set, snapshot
 from gpuchange.checks.readiness import Wish, objections
+from gpuchange.providers.contract import HostView
+from gpuchange.providers.stack import apt as stack_apt
+from gpuchange.providers.stack.apt import AptStackReport
 
 TWO_H100: dict[str, Any] = json.loads((Path(__file__).parent / "cases/facts/two_h100.json").read_text())
 UBUNTU, CUDA = "530.41.03-0ubuntu0.22.04.2", "530.30.02-0ubuntu1"
@@ -94,6 +97,14 @@ def test_a_container_that_lost_its_gpus_is_named_and_one_that_never_had_any_is_n
     fresh = facts(containers={"running": [], "fresh": {"runtime": "", "rc": None, "says": "no container runtime runs"}})
     assert "a fresh one says: no container runtime runs" in next(containers.losses({}, fresh, picture))
     assert told(containers={"running": [BLIND]})["note"] == ["host OK, container web sees no GPU: " + BLIND["says"]]
+
+
+def test_going_back_where_there_was_no_driver_before_is_judged_as_installed() -> None:
+    view = HostView("h1", {}, {}, direction="undo")
+    report = AptStackReport(state="not_done", why="no module", driver={"loaded": ""}, left=0)
+    assert stack_apt.judge_undo(view, report).outcome == "accept"
+    assert stack_apt.judge_undo(view, report.model_copy(update={"left": 2})).outcome == "reject"
+    assert stack_apt.judge_undo(view, AptStackReport(state="not_done", why="no store")).outcome == "reject"
 
 
 SWITCH = {"address": "0000:05:00.0", "device": "0x22a3", "class": "0x068000"}

@@ -31,6 +31,8 @@ def test_the_distributions_driver_is_built_for_the_next_kernel_fails_for_want_of
     host, player = lab.host("gpu1"), Player(lab, "gpu1", "real-driver")
     host.restore("start")
     player.sh(PURGE)
+    host.power("cycle")  # the lab's own driver leaves the kernel
+    host.wait_ready()
     provide(host, lab.host("lb1").root, "dkms", "linux-headers-cloud-amd64", "nvidia-driver")
     host.run(["sh", "-c", BUILD], timeout=1800)
     kernel = player.sh("ls /lib/modules | grep cloud").strip()

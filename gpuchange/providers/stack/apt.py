@@ -93,7 +93,7 @@ def judge(view: HostView, report: AptStackReport) -> Verdict:
 
 def judge_undo(view: HostView, report: AptStackReport) -> Verdict:
     """Going back is judged as installed: whether the old driver works again is for prove to say."""
-    if report.state == "not_done" and report.installed and not report.left:
+    if report.state == "not_done" and (report.installed or report.driver) and not report.left:
         return Verdict.accept(findings=(report.why,))
     if overdue(view, report):
         return Verdict.hold(f"{report.why} for {view.waited:.0f} s")
