@@ -8,13 +8,16 @@ import json
 import os
 import pwd
 import socket
+import time
 import weakref
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
 from gpuchange.errors import JournalError, LockedError
 
+LINGERS_S = 5.0
 _held: weakref.WeakSet[ControllerLock] = weakref.WeakSet()
 
 
@@ -35,11 +38,9 @@ class ControllerLock:
             raise JournalError(
                 "the lock cannot be opened", where=str(path), why=str(error), remedy=f"check access to {directory}"
             ) from None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _got(handle, directory):
             os.close(handle)
-            raise _locked(directory) from None
+            raise _locked(directory)
         with contextlib.suppress(OSError):  # the disk is full: the lock is held all the same, without a label
             os.truncate(handle, 0)
             os.write(handle, json.dumps(_myself()).encode())
@@ -58,6 +59,34 @@ class ControllerLock:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+
+def _got(handle: int, directory: Path) -> bool:
+    """Whether the lock is ours now. A killed controller's lives on a moment in a process that it was just starting."""
+    deadline = time.monotonic() + LINGERS_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            label = holder(directory)
+            ended = label.get("host") == socket.gethostname() and not lives(label)
+            if not ended or time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+
+
+def lives(label: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote the label runs on this machine now."""
+    if label.get("host") != socket.gethostname() or label.get("boot", boot()) != boot():
+        return False
+    try:
+        os.kill(int(label["pid"]), 0)
+    except PermissionError:
+        return True
+    except (OSError, KeyError, TypeError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def holder(directory: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,34 @@ def test_a_forked_child_that_outlives_the_writer_does_not_hold_the_lock(home: Pa
     os.waitpid(child, 0)
     for handle in (parent_waits, child_asks, child_waits, parent_says):
         os.close(handle)
+
+
+def test_the_lock_that_a_killed_writer_was_just_handing_to_a_child_is_waited_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between fork and exec a child holds what its parent held, also when the parent was killed at that very moment."""
+    Journal.create(home, META).close()
+    waits, says = os.pipe()
+    handle = os.open(home / "lock", os.O_RDWR)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    label = {"pid": ended.pid, "host": os.uname().nodename, "boot": locking.boot()}
+    (home / "lock").write_text(json.dumps(label))
+    child = os.fork()
+    if child == 0:
+        os.read(waits, 1)
+        os._exit(0)
+    os.close(handle)
+    monkeypatch.setattr(locking, "LINGERS_S", 0.1)
+    with pytest.raises(LockedError):
+        Journal.open(home)
+    monkeypatch.setattr(locking, "LINGERS_S", 30.0)
+    threading.Timer(0.2, os.write, (says, b"x")).start()
+    Journal.open(home).close()
+    os.waitpid(child, 0)
+    os.close(waits)
+    os.close(says)
 
 
 def test_a_child_forked_while_the_lock_is_held_leaves_it_with_the_parent(journal: Journal, home: Path) -> None:

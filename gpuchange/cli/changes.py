@@ -5,8 +5,6 @@ Reads the journal only, so that it works without Ansible and while another proce
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -20,7 +18,7 @@ from gpuchange.confirming import Confirmations
 from gpuchange.errors import GpuchangeError, UsageError
 from gpuchange.history import History, typical
 from gpuchange.journal import Head, Journal
-from gpuchange.locking import boot, holder
+from gpuchange.locking import holder, lives
 from gpuchange.phases import PHASES
 from gpuchange.planner import State, Table, exit_code
 from gpuchange.states import Event, Kind
@@ -155,16 +153,7 @@ def _first_events(directory: Path) -> list[Event]:
 
 def alive(directory: Path) -> bool:
     """Whether a controller on this machine has the change in hand. Taking the lock to find out would disturb one."""
-    label = holder(directory)
-    if label.get("host") != socket.gethostname() or label.get("boot", boot()) != boot():
-        return False
-    try:
-        os.kill(int(label["pid"]), 0)
-    except PermissionError:
-        return True
-    except (OSError, KeyError, TypeError, ValueError, OverflowError):
-        return False
-    return True
+    return lives(holder(directory))
 
 
 def table(meta: dict[str, Any]) -> Table:
