@@ -156,6 +156,8 @@ def text_of(bundle: Bundle) -> str:
 def is_bundle(path: Path) -> bool:
     """Whether the file is a bundle, told by its content: also one that was damaged, so that it is refused as such."""
     try:
+        if not path.is_file():  # what is in a pipe is gone once it is read
+            return False
         with open(path, "rb") as file:
             return _HEAD.match(file.read(16)) is not None
     except OSError:

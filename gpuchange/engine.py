@@ -20,7 +20,7 @@ from gpuchange.change import Change, Connection
 from gpuchange.checks import fingerprint
 from gpuchange.errors import BeforeChangeError
 from gpuchange.judging import Outcome, Situation, judge
-from gpuchange.observers import Observer
+from gpuchange.observers import Observer, tell
 from gpuchange.planner import Decision, Start, Step, decide, exit_code, resumable
 from gpuchange.player import Play, Request, end_orphans, sweep
 from gpuchange.providers.contract import Provider
@@ -391,8 +391,7 @@ class Engine:
     def _append(self, entries: Sequence[Event | tuple[Event, dict[str, Any]]]) -> None:
         for event in self.change.journal.append(entries):
             self.change.fold(event, time.monotonic())
-            for observer in self.observers:
-                observer(event, self.change.state)
+            tell(self.observers, event, self.change.state)
 
 
 def _aimed(start: Start) -> str:

@@ -19,5 +19,5 @@ def tell(observers: Iterable[Observer], event: Event, state: State) -> None:
     for observer in observers:
         try:
             observer(event, state)
-        except Exception:
-            _log.exception("an observer failed on event %d", event.seq)
+        except Exception as error:
+            _log.warning("event %d could not be shown: %s", event.seq, error)

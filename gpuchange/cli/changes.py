@@ -250,7 +250,11 @@ def findings(found: Change, direction: str) -> list[tuple[str, str, str]]:
 
 def next_command(found: Change, code: int) -> str:
     """What to run after the change ended with `code`."""
-    if code in (130, 143) or found.outcome in ("stopped before its end", story.CUT_SHORT, "answered, to be resumed"):
+    if code in (129, 130, 143) or found.outcome in (
+        "stopped before its end",
+        story.CUT_SHORT,
+        "answered, to be resumed",
+    ):
         return command(found, "resume")
     if code in (5, 6):
         return command(found, "status")

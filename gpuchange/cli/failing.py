@@ -30,6 +30,9 @@ def told(error: BaseException, arguments: Sequence[str]) -> int:
         case KeyboardInterrupt() | click.Abort():
             words.warn("interrupted")
             return INTERRUPTED
+        case click.exceptions.NoArgsIsHelpError():
+            words.warn(error.format_message())
+            return USAGE
         case click.ClickException():
             return _print(_from_click(error), as_json)
         case GpuchangeError():
@@ -67,7 +70,8 @@ def _print(error: GpuchangeError, as_json: bool) -> int:
         words.warn(sentence(one))
         if as_json:
             fields = {"what": one.what, "where": one.where, "why": one.why, "remedy": one.remedy}
-            words.say(words.as_json({"type": "error", **fields, "exit_code": one.exit_code}))
+            with words.heard_or_not(""):
+                words.say(words.as_json({"type": "error", **fields, "exit_code": one.exit_code}))
     left_out = getattr(error, "left_out", 0)
     if left_out:
         words.warn(f"and {left_out} more")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Protocol
@@ -97,7 +97,6 @@ class Plain:
         with self._lock:
             self._spoke = time.monotonic()
         words.say(line)
-        sys.stdout.flush()
 
     def _beat(self) -> None:
         while not self._over.wait(min(1.0, self.heartbeat_s / 4)):
@@ -131,7 +130,8 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.stop()
+        with suppress(OSError):  # the terminal has gone
+            self._live.stop()
 
     def __call__(self, event: Event, state: State) -> None:
         self.history.see(event, state)

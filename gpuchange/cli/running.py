@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from gpuchange.change import Connection
     from gpuchange.engine import Engine
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+UNHEARD = "; the change goes on all the same, and gpuchange status shows it"
 
 
 def confirm(question: str) -> None:
@@ -63,12 +64,14 @@ def run(
             code = first(engine) if first else None
             if code is not None and not caught:
                 return code
-            with live.progress(changes.read(directory).history, current().json) as observer:
+            history = changes.read(directory).history
+            with words.heard_or_not(UNHEARD), live.progress(history, current().json) as observer:
                 engine.observers.append(observer)
                 code = engine.run(only_back=only_back)
     finally:
         engine.close()
-    return _ended(changes.read(directory), 128 + caught[0] if caught else code)
+    with words.heard_or_not(UNHEARD):
+        return _ended(changes.read(directory), 128 + caught[0] if caught else code)
 
 
 def _note_flags(engine: Engine, reach: Connection) -> None:
@@ -89,7 +92,10 @@ def stopped_by_signals(engine: Engine) -> Iterator[list[int]]:
         again = "; once more ends the plays too (they are looked at on resume)" if len(caught) == 1 else ""
         words.warn(f"stopping after what runs now{again}" if len(caught) == 1 else "ending the plays")
 
-    former = {number: signal.signal(number, handle) for number in SIGNALS}
+    heeded = [
+        one for one in SIGNALS if one is not signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN
+    ]  # nohup
+    former = {number: signal.signal(number, handle) for number in heeded}
     try:
         yield caught
     finally:

@@ -7,11 +7,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
 
+from gpuchange.errors import UsageError
 from gpuchange.history import moment
 
 _PLAIN = {"→": "->", "—": "-", "–": "-", "…": "...", "·": "*", "✓": "ok", "✗": "x", "│": "|", "─": "-"}
@@ -71,12 +73,49 @@ def use_colour(context: click.Context, wanted: bool) -> None:
         context.color = False
 
 
+_unheard: str | None = None
+
+
+@contextmanager
+def heard_or_not(told: str) -> Iterator[None]:
+    """Nothing in here fails for want of a reader: what cannot be written is dropped, and `told` about it on stderr."""
+    global _unheard
+    before, _unheard = _unheard, told
+    try:
+        yield
+    finally:
+        _unheard = before
+
+
 def say(text: str = "") -> None:
-    click.echo(_last_look(text), file=sys.stdout)  # named, or click would take an ASCII stream for UTF-8
+    """Print on stdout. Raises BrokenPipeError when the reader has gone, UsageError when the place is full, both only
+    outside `heard_or_not`.
+    """
+    try:
+        click.echo(_last_look(text), file=sys.stdout)  # named, or click would take an ASCII stream for UTF-8
+        if sys.stdout:  # closed from the start (>&-) it is None
+            sys.stdout.flush()
+    except OSError as error:
+        if _unheard is None:
+            raise error if isinstance(error, BrokenPipeError) else _unwritable(error) from None
+        _drop_output()
+        warn(f"the output cannot be written any more ({error.strerror}){_unheard}")
+
+
+def _unwritable(error: OSError) -> UsageError:
+    _drop_output()
+    return UsageError(f"the output cannot be written: {error.strerror}", remedy="write it where there is room")
+
+
+def _drop_output() -> None:
+    """From now on stdout leads nowhere: nothing fails on it again, nor when Python closes it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def warn(text: str) -> None:
-    click.echo(_last_look(text), file=sys.stderr)
+    """Print on stderr; when that fails there is nobody left to tell."""
+    with suppress(OSError):
+        click.echo(_last_look(text), file=sys.stderr)
 
 
 def _last_look(text: str) -> str:

@@ -22,6 +22,9 @@ __all__ = ["Chosen", "Plan", "Rollback", "Rollout", "from_data", "json_schema", 
 
 def load(path: str | Path) -> Plan:
     """Read and check the plan file at `path`. Raises PlanError, which names every fault with file:line:column."""
+    if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+        remedy = "save it in a file first: it is read more than once, and kept with the change"
+        raise PlanError("a plan is a file, not a pipe or a device", where=str(path), remedy=remedy)
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
