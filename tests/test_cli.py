@@ -288,3 +288,19 @@ def test_doctor_knows_this_machine(root: Path, capsys: pytest.CaptureFixture[str
     out = capsys.readouterr().out
     assert "ansible-core" in out
     assert "FAULT" not in out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["schema"], ["validate", "/nonexistent", "--json"]])
+def test_a_full_disk_or_a_reader_that_has_gone_is_one_clear_error(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "gpuchange", *arguments]
+    with open("/dev/full", "w") as full:
+        said = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert said.returncode == 64 and "error: " in said.stderr and "next:" in said.stderr
+        assert "Traceback" not in said.stderr and "defect" not in said.stderr
+        assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == 64
+    reader, writer = os.pipe()
+    os.close(reader)
+    gone = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert "Traceback" not in gone.stderr and gone.returncode in (1, 64)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from gpuchange import engine, inventory
-from gpuchange.cli import changes, live, main
+from gpuchange.cli import changes, live, main, words
 from gpuchange.history import History
 from gpuchange.states import Event, Kind
 from tests.fleetfake import PROVIDERS, World
@@ -240,6 +243,36 @@ def test_a_failed_step_stays_failed_until_it_is_verified_anew(world: World, home
     assert again[played:] == ["probe", "apply"]
 
 
+def test_a_reader_that_goes_away_does_not_stop_a_change(
+    world: World, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`apply | head`: what was begun is finished, and the exit code is the change's."""
+    write, lost = click.echo, list[str]()
+
+    def echo(text: str, file: Any) -> None:
+        if file is sys.stdout and ("drain/gpu_users done" in text or lost):
+            lost.append(text)
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        write(text, file=file)
+
+    monkeypatch.setattr(click, "echo", echo)
+    monkeypatch.setattr(words, "_drop_output", lambda: None)
+    assert main(["apply", "plan.yaml", "--yes"]) == 0
+    assert "the change goes on all the same" in capsys.readouterr().err
+    assert {role for _, role, _ in world.ledger} >= {"verify_host", "watch_host"}
+
+
+def test_a_preview_that_nobody_can_read_is_not_carried_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def echo(_text: str, file: Any) -> None:
+        if file is sys.stdout:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(click, "echo", echo)
+    monkeypatch.setattr(words, "_drop_output", lambda: None)
+    assert main(["apply", "plan.yaml", "--yes"]) == 64
+    assert not {role for _, role, _ in world.ledger} - LOOKING
+
+
 def test_abort_leaves_what_was_not_begun(world: World, capsys: Captured) -> None:
     world.faults["h1", "verify_host", "apply"] = ["failed"]
     assert main(["apply", "plan.yaml", "--yes"]) == 3
@@ -249,7 +282,7 @@ def test_abort_leaves_what_was_not_begun(world: World, capsys: Captured) -> None
     assert "left as it stands" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_lets_what_runs_finish_and_says_how_to_go_on(
     world: World, capsys: Captured, monkeypatch: pytest.MonkeyPatch, number: int, code: int
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -391,3 +392,9 @@ def test_the_template_proposes_a_driver_branch_that_lives_longest() -> None:
     driver = loads(template(), "plan.yaml").data["stack"]["driver"]
     lives = known_branches()[branch(driver)]
     assert lives["type"] == "LTSB" and lives["eol"] >= "2028"
+
+
+def test_a_pipe_is_no_plan(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "plan")
+    with pytest.raises(PlanError, match="a plan is a file, not a pipe"):
+        load(tmp_path / "plan")

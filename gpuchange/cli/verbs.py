@@ -49,6 +49,7 @@ EXIT_CODES: tuple[tuple[int, str], ...] = (
     (7, "locked: somebody else owns the change or a host; unlock found a lock"),
     (8, "refused: what was reviewed or recorded is no longer what is there, or not approved"),
     (64, "the command line, the plan or the inventory is wrong"),
+    (129, "stopped because the terminal has gone (SIGHUP)"),
     (130, "stopped by Ctrl-C"),
     (143, "stopped by SIGTERM"),
 )
