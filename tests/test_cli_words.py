@@ -70,3 +70,17 @@ def test_a_note_is_told_in_words(data: dict[str, Any]) -> None:
     assert (
         "True" not in said and "answers" not in said and not any(f"{key} " in said for key in ("agreed T", "unmarked"))
     )
+
+
+def test_a_host_left_out_of_service_is_named_to_those_that_wait_for_its_place(world: World, capsys: Captured) -> None:
+    world.faults["h1", "seal_host", "apply"] = ["silent"]
+    world.faults["h1", "seal_host", "probe"] = ["failed"] * 3
+    assert main(["apply", "plan.yaml", "--yes"]) == 5
+    (directory,) = kept()
+    assert main(["resolve", directory.name, "h1", "--leave"]) == 0
+    assert main(["resume"]) == 5
+    said = capsys.readouterr().out
+    assert "h1 left out of service, which counts: h2 may have to wait" in said
+    assert f"gpuchange resolve {directory.name} h1 --undo" in said
+    assert main(["resolve", directory.name, "h1", "--undo"]) == 0
+    assert main(["resume"]) == 3 and "may have to wait" not in capsys.readouterr().out

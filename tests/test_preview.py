@@ -188,3 +188,8 @@ def test_preflight_alone_tells_the_reboot_the_watch_and_the_hooks() -> None:
     assert "stack/apt: one reboot: the driver changes" in shown
     assert "watch/host: watched for 30 s in service" in shown
     assert "drain/hooks: before drain on the controller: /bin/silence on" in shown and "release/hooks: " not in shown
+
+
+def test_hosts_that_differ_in_open_sessions_only_are_shown_together() -> None:
+    one, other = "lb1: gpu/h1 is UP, 1 session open", "lb1: gpu/h2 is UP, 12 sessions open"
+    assert render._without_names("h1", one) == render._without_names("h2", other)

@@ -16,6 +16,7 @@ from gpuchange.cli import again, story
 from gpuchange.cli.words import clean, clock, duration
 from gpuchange.confirming import Confirmations
 from gpuchange.errors import GpuchangeError, UsageError
+from gpuchange.fold import Ask
 from gpuchange.history import History, typical
 from gpuchange.journal import Head, Journal
 from gpuchange.locking import holder, lives
@@ -226,7 +227,18 @@ def questions(found: Change) -> list[str]:
             last = found.history.last.get(host)
             lines.append(f"{clean(host)}: {story.sentence(last) if last else 'held'}")
             lines.append(f"  next: {command(found, 'resolve', clean(host))} --retry | --done | --undo | --leave")
-    return lines
+    return [*lines, *_places(found)]
+
+
+def _places(found: Change) -> list[str]:
+    """Who waits for the place of a host that was left out of service, and how to take that one up again."""
+    hosts = found.state.hosts
+    waits = [name for name, host in hosts.items() if host.stance.ask in (Ask.SLOT, Ask.SLOT_BACK)]
+    left = [name for name in sorted(found.history.out_since) if hosts[name].left]
+    if not waits or not left:
+        return []
+    told = f"{clean(', '.join(left))} left out of service, which counts: {clean(', '.join(waits))} may have to wait"
+    return [told, *(f"  next: {command(found, 'resolve', clean(name))} --undo" for name in left)]
 
 
 def _asked(found: Change, host: str) -> list[str]:

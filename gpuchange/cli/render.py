@@ -33,7 +33,7 @@ def _groups(hosts: Sequence[HostPreview]) -> Iterator[list[HostPreview]]:
 
 
 def _without_names(host: str, line: str) -> str:
-    return re.sub(r"\bpid \d+", "pid", line.replace(host, ""))
+    return re.sub(r"\bpid \d+|\d+ sessions? open", "", line.replace(host, ""))
 
 
 def _said(host: HostPreview) -> list[str]:
