@@ -34,6 +34,9 @@ THEMES = {
     "inventory",
     "ipv6",
     "locale",
+    "hashing",
+    "rsync-delete",
+    "rsync-links-sparse",
 }
 
 

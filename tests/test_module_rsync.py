@@ -198,6 +198,8 @@ def test_a_flipped_byte_in_the_copy_is_found_though_size_and_time_agree(
     with pytest.raises(looking.Refused, match=r"hash differs: source \w{16}, copy \w{16} \(.*/again\)"):
         make(source)
     assert os.listdir(source.parent / "backup") == ["c1.partial"]
+    monkeypatch.setattr(backup, "copy", real)
+    assert make(source)["in_flux"] == 0  # the bad copy was taken away: rsync would have taken it for good
 
 
 def test_a_file_that_is_written_meanwhile_is_copied_again(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,17 @@ def corrupt(found: Dict[str, Any]) -> str:
     return ""
 
 
+def _forget_damaged(damaged: List[List[Any]], partial: str) -> None:
+    """Take bad copies away: with the size and time of their source, rsync would take them for good in the next try."""
+    if len(damaged) >= stream.SHOWN:  # not all of them are named
+        shutil.rmtree(partial + "/tree", ignore_errors=True)
+        return
+    for name, _, copied in damaged:
+        if copied:
+            with contextlib.suppress(OSError):
+                os.unlink(partial + "/tree" + name)
+
+
 def _damage(name: str, source: Optional[str], copied: Optional[str]) -> str:
     if not copied:
         return "not in the copy, though its source did not change: %s" % name
@@ -133,6 +144,7 @@ def settle(job: Job, partial: str, last: Optional[Dict[str, Any]]) -> Tuple[Dict
         found = prove(job, partial, last)
         why = corrupt(found)
         if why:
+            _forget_damaged(found["compare"]["damaged"], partial)
             raise looking.Refused(why)
         if found["compare"]["equal"] == found["compare"]["expected"] and not found["compare"]["extra"]:
             break

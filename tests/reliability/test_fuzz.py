@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import hostcode
 from ansible.module_utils import (
     gpuchange_apt_choice,
     gpuchange_apt_private,
+    gpuchange_checkpoints,
     gpuchange_driver,
     gpuchange_facts_gpu,
     gpuchange_facts_host,
     gpuchange_gpu_users,
     gpuchange_haproxy_api,
+    gpuchange_json_stream,
+    gpuchange_leftovers,
     gpuchange_packages,
+    gpuchange_pickle_look,
+    gpuchange_sums,
 )
+from checkpoints import distributed
 
 from gpuchange import playchild
-from gpuchange.checks import card_settings, cards, cuda, kernel_log, readiness, smi_text, snapshot, soak
+from gpuchange.checks import card_settings, cards, consistency, cuda, kernel_log, readiness, smi_text, snapshot, soak
 from gpuchange.cli import words
 from gpuchange.errors import GpuchangeError
 from gpuchange.judging import Situation, judge
@@ -47,6 +56,37 @@ def said_by(text: str) -> dict[str, Any]:
 
 def _drained(found: object) -> object:
     return list(found) if isinstance(found, Iterator) else found
+
+
+def as_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def refusing_words(parser: Callable[[bytes], object]) -> Callable[[str], object]:
+    """A parser that refuses with a ValueError or Broken, in words: that is its own way to say what is wrong."""
+
+    def parse(text: str) -> object:
+        try:
+            return _drained(parser(as_bytes(text)))
+        except (ValueError, gpuchange_checkpoints.Broken) as error:
+            return str(error)
+
+    return parse
+
+
+def in_a_file(reader: Callable[[int, int], object]) -> Callable[[bytes], object]:
+    def parse(content: bytes) -> object:
+        with tempfile.TemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            return reader(file.fileno(), len(content))
+
+    return parse
+
+
+def headed(text: bytes) -> bytes:
+    """A header with the length in front that a safetensors file has."""
+    return len(text).to_bytes(8, "little") + text
 
 
 TEXT: dict[str, Callable[[str], object]] = {
@@ -77,6 +117,12 @@ TEXT: dict[str, Callable[[str], object]] = {
     "haproxy show servers state": gpuchange_haproxy_api._state_rows,
     "address:port": gpuchange_haproxy_api.endpoint,
     "plan": lambda text: loads(text.encode("utf-8", "surrogatepass"), "plan.yaml"),
+    "checksum list": refusing_words(lambda text: [gpuchange_sums.parse_line(line) for line in text.splitlines()]),
+    "name of a leftover": lambda text: gpuchange_leftovers.kind_of(text[-80:], "file", 0, text[:80]),
+    "JSON as a stream": refusing_words(lambda text: gpuchange_json_stream.scalars(io.BytesIO(text).read)),
+    "safetensors": refusing_words(lambda text: in_a_file(gpuchange_checkpoints.safetensors)(headed(text))),
+    "shard index": refusing_words(in_a_file(gpuchange_checkpoints._index)),
+    "torch archive": refusing_words(in_a_file(gpuchange_checkpoints.archive)),
     "sentence for people": lambda text: words.clean(text),
 }  # fmt: skip
 """Name → parser of text from a host (or a plan)."""
@@ -154,6 +200,7 @@ DATA: dict[str, Parser] = {
     "CUDA": cuda.parse_cuda,
     "cuDNN": lambda data: cuda.parse_cudnn(data, {}),
     "nvidia-smi": lambda data: cards.parse(data if isinstance(data, dict) else {}),
+    "data before and after": lambda data: consistency.judge(consistency.parse({"data": data}), consistency.parse(data)),
 }
 """Name → parser of JSON data from a host."""
 
@@ -244,6 +291,25 @@ def test_no_judge_breaks(effort: Effort, figures: Figures) -> None:
     for number in range(effort.of(full=70_000, short=8_000)):
         name = names[number % len(names)]
         tried(name, DATA[name], spoilt(draw, draw.choice(data)), figures)
+
+
+def test_no_pickle_breaks_what_looks_into_it(effort: Effort, figures: Figures, tmp_path: Path) -> None:
+    """Real checkpoints' metadata with bytes flipped, cut, doubled or exchanged, of every protocol."""
+    draw = random.Random(effort.seed)
+    whole = [distributed(tmp_path / str(protocol), protocol=protocol).read_bytes() for protocol in range(2, 6)]
+
+    def follow(content: bytes) -> object:
+        try:
+            return list(gpuchange_pickle_look.states(io.BytesIO(content), gpuchange_checkpoints.STORED))
+        except ValueError as error:
+            return str(error)
+
+    for _ in range(effort.of(full=20_000, short=1_500)):
+        content = bytearray(draw.choice(whole))
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(len(content))
+            content[at : at + draw.choice((0, 1, 1, 9))] = draw.randbytes(draw.choice((0, 1, 1, 9)))
+        tried("pickle", follow, bytes(content), figures)
 
 
 def slow_shapes() -> Iterator[str]:
