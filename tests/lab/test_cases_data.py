@@ -159,7 +159,8 @@ def test_a_file_of_many_gib_is_hashed_within_a_memory_limit_and_links_lead_nowhe
     assert kinds["fifo"] == ("fifo", False) and kinds["large.bin"] == ("file", True)
     sh(
         host,
-        f"rm {MODELS}/large.bin /var/lib/gpuchange/owner.json && touch {MODELS}/unreadable.bin && mount --bind /proc/1/mem {MODELS}/unreadable.bin",
+        f"rm {MODELS}/large.bin /var/lib/gpuchange/owner.json && touch {MODELS}/unreadable.bin && "
+        f"mount --bind /proc/1/mem {MODELS}/unreadable.bin",
     )
     _, verdict = operator(lab, f"io{gib}").step("record/host")
     assert verdict.outcome == "reject" and re.search(r"1 unreadable: \S+/unreadable\.bin \(E[A-Z]+\)", verdict.why)
