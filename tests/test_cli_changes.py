@@ -256,7 +256,7 @@ def test_a_reader_that_goes_away_does_not_stop_a_change(
         write(text, file=file)
 
     monkeypatch.setattr(click, "echo", echo)
-    monkeypatch.setattr(words, "_drop_output", lambda: None)
+    monkeypatch.setattr(words, "_drop_output", lambda _stream=1: None)
     assert main(["apply", "plan.yaml", "--yes"]) == 0
     assert "the change goes on all the same" in capsys.readouterr().err
     assert {role for _, role, _ in world.ledger} >= {"verify_host", "watch_host"}
@@ -268,7 +268,7 @@ def test_a_preview_that_nobody_can_read_is_not_carried_out(world: World, monkeyp
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(click, "echo", echo)
-    monkeypatch.setattr(words, "_drop_output", lambda: None)
+    monkeypatch.setattr(words, "_drop_output", lambda _stream=1: None)
     assert main(["apply", "plan.yaml", "--yes"]) == 64
     assert not {role for _, role, _ in world.ledger} - LOOKING
 
@@ -288,6 +288,7 @@ def test_a_signal_lets_what_runs_finish_and_says_how_to_go_on(
 ) -> None:
     act, sent = world.play, list[int]()
     before = signal.getsignal(signal.SIGINT)  # a background job is started with it ignored
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup this one is
 
     def play(request: Any, logs: Path) -> Any:
         if request.role == "seal_host" and request.tasks == "apply" and not sent:
@@ -303,6 +304,7 @@ def test_a_signal_lets_what_runs_finish_and_says_how_to_go_on(
     assert "h1 out of service since" in shown.out
     assert signal.getsignal(signal.SIGINT) is before
     assert main(["resume"]) == 0
+    signal.signal(signal.SIGHUP, hangup)
 
 
 def test_pause_writes_what_the_engine_reads(world: World, capsys: Captured) -> None:

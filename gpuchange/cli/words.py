@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -107,15 +107,19 @@ def _unwritable(error: OSError) -> UsageError:
     return UsageError(f"the output cannot be written: {error.strerror}", remedy="write it where there is room")
 
 
-def _drop_output() -> None:
-    """From now on stdout leads nowhere: nothing fails on it again, nor when Python closes it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def _drop_output(stream: int = 1) -> None:
+    """From now on stdout (or `stream`) leads nowhere: nothing fails on it again, nor when Python closes it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def warn(text: str) -> None:
     """Print on stderr; when that fails there is nobody left to tell."""
-    with suppress(OSError):
+    try:
         click.echo(_last_look(text), file=sys.stderr)
+        if sys.stderr:
+            sys.stderr.flush()
+    except OSError:
+        _drop_output(2)
 
 
 def _last_look(text: str) -> str:
