@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuchange.checks import benchmark, metrics, stress
@@ -292,6 +292,7 @@ bodies = st.none() | st.dictionaries(st.sampled_from(WORDS), anything)
 
 
 @given(bodies, bodies, bodies, bodies)
+@example(None, None, {"cards": [{"uuid": []}]}, None)
 def test_whatever_a_host_reports_is_judged(bench: Any, command: Any, stressed: Any, before: Any) -> None:
     said = MeasureReport(state="done", bench=bench, command=command, stress=stressed)
     plan = {"baseline": {"command": ["x"], "metrics": [{"name": "m", "pointer": "/r"}], "floors": {"h2d": 4.0}}}

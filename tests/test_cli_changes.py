@@ -107,6 +107,7 @@ def test_a_change_that_did_nothing_is_never_the_one_meant(world: World, capsys: 
     assert f"change {first.name}" in capsys.readouterr().err
     assert main(["resume"]) == 6 and first.name in capsys.readouterr().err
     assert main(["resolve", first.name, "h1", "--retry"]) == 0 and main(["resume"]) == 0
+    (refused / "journal.db").write_bytes(b"no journal at all")  # a damaged change stops no other one's verb
     assert main(["rollback", "--yes"]) == 64
     assert "no change here did anything that could be taken back" in capsys.readouterr().err
 
@@ -256,7 +257,7 @@ def test_a_reader_that_goes_away_does_not_stop_a_change(
         write(text, file=file)
 
     monkeypatch.setattr(click, "echo", echo)
-    monkeypatch.setattr(words, "_drop_output", lambda _stream=1: None)
+    monkeypatch.setattr(words, "drop_output", lambda _stream=1: None)
     assert main(["apply", "plan.yaml", "--yes"]) == 0
     assert "the change goes on all the same" in capsys.readouterr().err
     assert {role for _, role, _ in world.ledger} >= {"verify_host", "watch_host"}
@@ -268,7 +269,7 @@ def test_a_preview_that_nobody_can_read_is_not_carried_out(world: World, monkeyp
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(click, "echo", echo)
-    monkeypatch.setattr(words, "_drop_output", lambda _stream=1: None)
+    monkeypatch.setattr(words, "drop_output", lambda _stream=1: None)
     assert main(["apply", "plan.yaml", "--yes"]) == 64
     assert not {role for _, role, _ in world.ledger} - LOOKING
 

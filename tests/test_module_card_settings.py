@@ -21,7 +21,7 @@ class Tool:
     """nvidia-smi, as far as these settings go; `refuses` fails at a word."""
 
     def __init__(self, mig: str = "Disabled", devices: int = 0, limit: str = "700.00", refuses: str = "-") -> None:
-        self.mig, self.devices, self.limit, self.refuses, self.set = mig, devices, limit, refuses, [""][:0]
+        self.mig, self.devices, self.limit, self.refuses, self.set = mig, devices, limit, refuses, list[str]()
 
     def __call__(self, argv: list[str], *_: Any) -> dict[str, Any]:
         words = " ".join(argv[1:])

@@ -8,6 +8,8 @@ import shutil
 import stat
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -149,56 +151,50 @@ def test_a_destination_without_holes_and_links_needs_room_for_all_of_them(source
     assert wanted["need"] > 64 * 1024 * 1024 + 300_000
 
 
-def test_a_copy_cut_short_every_time_is_damage_not_a_file_in_flux(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextmanager
+def spoilt(source: Path, spoil: Callable[[Path], None]) -> Iterator[None]:
+    """Whatever lies between rsync and the disk: what was copied is damaged on its way, each time."""
     real = backup.copy
 
-    def cutting(*given: Any) -> bool:
+    def copy(*given: Any) -> bool:
         result = real(*given)
-        os.truncate(f"{given[1]}/tree{source}/one", 4096)
-        return result
+        spoil(Path(f"{given[1]}/tree{source}"))
+        return bool(result)
 
-    monkeypatch.setattr(backup, "copy", cutting)
-    with pytest.raises(looking.Refused, match="hash differs: source"):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backup, "copy", copy)
+        yield
+
+
+def test_a_copy_cut_short_every_time_is_damage_not_a_file_in_flux(source: Path) -> None:
+    damage = spoilt(source, lambda tree: os.truncate(tree / "one", 4096))
+    with damage, pytest.raises(looking.Refused, match="hash differs: source"):
         make(source)
     assert os.listdir(source.parent / "backup") == ["c1.partial"]
 
 
-def test_a_name_that_never_reaches_the_copy_is_damage(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = backup.copy
-
-    def losing(*given: Any) -> bool:
-        result = real(*given)
-        Path(f"{given[1]}/tree{source}/script").unlink()
-        return result
-
-    monkeypatch.setattr(backup, "copy", losing)
-    with pytest.raises(looking.Refused, match=r"not in the copy, though its source did not change: .*/script"):
+def test_a_name_that_never_reaches_the_copy_is_damage(source: Path) -> None:
+    damage = spoilt(source, lambda tree: (tree / "script").unlink())
+    said = r"not in the copy, though its source did not change: .*/script"
+    with damage, pytest.raises(looking.Refused, match=said):
         make(source)
 
 
-def test_a_flipped_byte_in_the_copy_is_found_though_size_and_time_agree(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = backup.copy
+def flip_first_bit(path: Path) -> None:
+    """The same size and time as before."""
+    times = path.stat()
+    with open(path, "r+b") as file:
+        first = file.read(1)
+        file.seek(0)
+        file.write(bytes([first[0] ^ 1]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
-    def flipping(*given: Any) -> bool:
-        result = real(*given)
-        victim = Path(f"{given[1]}/tree{source}/one")
-        times = victim.stat()
-        with open(victim, "r+b") as file:
-            first = file.read(1)
-            file.seek(0)
-            file.write(bytes([first[0] ^ 1]))
-        os.utime(victim, ns=(times.st_atime_ns, times.st_mtime_ns))
-        return result
 
-    monkeypatch.setattr(backup, "copy", flipping)
-    with pytest.raises(looking.Refused, match=r"hash differs: source \w{16}, copy \w{16} \(.*/again\)"):
+def test_a_flipped_byte_in_the_copy_is_found_though_size_and_time_agree(source: Path) -> None:
+    damage = spoilt(source, lambda tree: flip_first_bit(tree / "one"))
+    with damage, pytest.raises(looking.Refused, match=r"hash differs: source \w{16}, copy \w{16} \(.*/again\)"):
         make(source)
     assert os.listdir(source.parent / "backup") == ["c1.partial"]
-    monkeypatch.setattr(backup, "copy", real)
     assert make(source)["in_flux"] == 0  # the bad copy was taken away: rsync would have taken it for good
 
 

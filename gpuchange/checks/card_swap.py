@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from gpuchange.checks import identity
-from gpuchange.checks.cards import Card, Smi, bus_id
+from gpuchange.checks.cards import Card, Smi
+from gpuchange.checks.slots import bus_id
 
 _SLOT = re.compile(r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}\.[0-7]", re.I)
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from pydantic import BaseModel, ConfigDict
 
 from gpuchange.checks import smi_text
-from gpuchange.checks.slots import bus_id as bus_id  # all that reads cards speaks of slots
+from gpuchange.checks.slots import bus_id
 
 
 class Mig(BaseModel):

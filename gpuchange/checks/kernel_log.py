@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuchange.checks.cards import bus_id
+from gpuchange.checks.slots import bus_id
 
 Kind = Literal["xid", "lost", "probe_failed", "init_failed", "api_mismatch"]
 

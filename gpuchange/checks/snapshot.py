@@ -15,6 +15,7 @@ from gpuchange.checks import driver as driver_of
 from gpuchange.checks.cards import Card, Smi
 from gpuchange.checks.cuda import Cuda, Cudnn
 from gpuchange.checks.driver import Driver
+from gpuchange.checks.slots import bus_id
 
 
 class GpuUser(BaseModel):
@@ -84,7 +85,7 @@ def parse(facts: Mapping[str, Any]) -> Snapshot:
 
 
 def _address(row: Mapping[str, Any]) -> str:
-    return cards_of.bus_id(str(row.get("address", "")))
+    return bus_id(str(row.get("address", "")))
 
 
 def _user(row: Mapping[str, Any]) -> GpuUser:

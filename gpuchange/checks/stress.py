@@ -57,7 +57,7 @@ class Judged:
 
 def judge(result: Mapping[str, Any], limits: Limits) -> Judged:
     """All that speaks against the cards, and what is worth saying beside it."""
-    cards = rows(result.get("cards"))
+    cards = [{**card, "uuid": str(card.get("uuid") or "")} for card in rows(result.get("cards"))]
     if not cards:
         return Judged((f"stress: no card could be loaded: {result.get('why') or 'nothing was reported'}",), ())
     samples = [sample for look in rows(result.get("samples")) for sample in readings(look)]
@@ -105,7 +105,7 @@ def _loads(cards: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _absent(cards: Sequence[Mapping[str, Any]], limits: Limits) -> Iterator[str]:
-    there = {card.get("uuid") for card in cards}
+    there = {card["uuid"] for card in cards}
     yield from (
         f"stress: {uuid} was not among the cards that could be loaded" for uuid in limits.cards if uuid not in there
     )
@@ -124,7 +124,7 @@ def _smi(result: Mapping[str, Any]) -> Iterator[str]:
 
 def _sick(cards: Sequence[Mapping[str, Any]], samples: Sequence[Sample]) -> Iterator[str]:
     """Cards that could not even be loaded, too: nvidia-smi lists them beside the others."""
-    known = {card.get("uuid"): label(card) for card in cards}
+    known = {card["uuid"]: label(card) for card in cards}
     for sample in samples:
         if sample.sick:
             name = known.get(sample.uuid, f"card {sample.uuid} at {sample.pci}")

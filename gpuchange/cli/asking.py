@@ -22,7 +22,7 @@ def carry(directory: Path, reach: Connection, look: str) -> int:
 
     `look`: the command that shows the preview again once what stands in the way is mended.
     """
-    if agreed(directory):
+    if changes.read(directory).agreed:
         return running.run(directory, reach, _recheck)
     return running.run(directory, reach, lambda engine: preflighted(engine, look))
 
@@ -31,12 +31,6 @@ def _recheck(engine: Engine) -> None:
     from gpuchange.looking import still_as_reviewed
 
     still_as_reviewed(engine)
-
-
-def agreed(directory: Path) -> bool:
-    """Whether somebody said yes to the preview of this change, or has taken it in hand since."""
-    found = changes.read(directory)
-    return found.agreed or found.state.counts.touched > 0
 
 
 def preflighted(engine: Engine, look: str) -> int | None:

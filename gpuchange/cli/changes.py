@@ -21,11 +21,11 @@ from gpuchange.history import History, typical
 from gpuchange.journal import Head, Journal
 from gpuchange.locking import holder, lives
 from gpuchange.phases import PHASES
-from gpuchange.planner import State, Table, exit_code
+from gpuchange.planner import HostState, State, Table, exit_code
 from gpuchange.states import Event, Kind
 
 JOURNAL, AGREED = "journal.db", "agreed"
-REJECTED, HELD = Kind.REJECTED, Kind.HELD
+FAILINGS = frozenset({Kind.REJECTED, Kind.HELD})
 LEARNED_FROM, MOST_EVENTS = 5, 20_000  # changes, and events of each, that estimates are made of
 
 
@@ -62,12 +62,9 @@ class Change:
 
     @property
     def agreed(self) -> bool:
-        """Whether somebody said yes to its preview."""
-        return any(event.kind is Kind.NOTE and event.data.get(AGREED) for event in self.events)
-
-    @property
-    def cut_short(self) -> bool:
-        return self.outcome == story.CUT_SHORT
+        """Whether somebody said yes to its preview, or has taken it in hand since."""
+        noted = any(event.kind is Kind.NOTE and event.data.get(AGREED) for event in self.events)
+        return noted or self.state.counts.touched > 0
 
     @property
     def alive(self) -> bool:
@@ -116,15 +113,21 @@ def find(root: Path, name: str | None, meant: Callable[[Path], bool] | None = No
 
 def undoable(directory: Path) -> bool:
     """Whether the change did something to a host that is not taken back: what `rollback` alone can mean."""
-    hosts = read(directory).state.hosts.values()
-    return any(host.touched and not host.rolled_back for host in hosts)
+    return any(host.touched and not host.rolled_back for host in _hosts(directory))
 
 
 def unfinished(directory: Path) -> bool:
     """Whether there is more to do than a refused `apply` leaves behind: what `resume` alone can mean."""
-    found = read(directory)
-    going = not all(host.finished and not host.held for host in found.state.hosts.values())
-    return going and (found.state.counts.touched > 0 or found.agreed or found.cut_short)
+    going = any(host.held or not host.finished for host in _hosts(directory))
+    return going and ((found := read(directory)).agreed or found.outcome == story.CUT_SHORT)
+
+
+def _hosts(directory: Path) -> list[HostState]:
+    """Where the change's hosts stand; none when its journal is damaged: no other change's verb stops at that."""
+    try:
+        return list(read(directory).state.hosts.values())
+    except GpuchangeError:
+        return []
 
 
 def read(directory: Path) -> Change:
@@ -206,7 +209,7 @@ def reasons(found: Change) -> list[str]:
     """Why each host that went back did so; what is still a question is told by `questions`."""
     lines = []
     for host, standing in found.state.hosts.items():
-        failed = [e for e in found.events if e.host == host and e.direction == "do" and e.kind in (REJECTED, HELD)]
+        failed = [e for e in found.events if e.host == host and e.direction == "do" and e.kind in FAILINGS]
         if standing.turned and failed:
             lines.append(f"why {clean(host)} went back: {story.sentence(failed[-1])}")
     return lines
@@ -262,11 +265,7 @@ def findings(found: Change, direction: str) -> list[tuple[str, str, str]]:
 
 def next_command(found: Change, code: int) -> str:
     """What to run after the change ended with `code`."""
-    if code in (129, 130, 143) or found.outcome in (
-        "stopped before its end",
-        story.CUT_SHORT,
-        "answered, to be resumed",
-    ):
+    if code > 128 or found.outcome in story.GOES_ON_BY_RESUME:  # 128 and the number of the signal
         return command(found, "resume")
     if code in (5, 6):
         return command(found, "status")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 import traceback
@@ -25,7 +24,7 @@ def told(error: BaseException, arguments: Sequence[str]) -> int:
             return error.code if isinstance(error.code, int) else 0
         case BrokenPipeError():
             # The reader has gone (`| head`): nobody is left to tell, and Python must not complain at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            words.drop_output()
             return 1
         case KeyboardInterrupt() | click.Abort():
             words.warn("interrupted")

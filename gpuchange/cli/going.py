@@ -44,12 +44,12 @@ def rollback(change: str | None, hosts: tuple[str, ...], **flags: Any) -> int:
     from gpuchange import orders
 
     directory = changes.find(current().root, change, changes.undoable)
+    if not change and not changes.undoable(directory):
+        raise UsageError("no change here did anything that could be taken back", remedy=again.command("list"))
     found = changes.read(directory)
     unknown = sorted(set(hosts) - set(found.hosts))
     if unknown:
         raise UsageError(f"not in this change: {', '.join(unknown)}", remedy=again.command("status", directory.name))
-    if not change and not changes.undoable(directory):
-        raise UsageError("no change here did anything that could be taken back", remedy=again.command("list"))
     running.confirm(f"take {directory.name} back on {', '.join(hosts) or 'every host it has touched'}?")
     reach = bundles.bound(directory, connection(**flags))
     orders.rollback(directory, list(hosts) or None)

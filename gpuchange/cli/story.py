@@ -103,7 +103,8 @@ _OUTCOME = {
     6: "rollback failed",
 }
 
-CUT_SHORT = "cut short"
+STOPPED, CUT_SHORT, ANSWERED = "stopped before its end", "cut short", "answered, to be resumed"
+GOES_ON_BY_RESUME = frozenset({STOPPED, CUT_SHORT, ANSWERED})
 _ORDERS = frozenset({Kind.RETRY, Kind.MARKED, Kind.TURNED, Kind.LEFT})
 
 
@@ -119,14 +120,14 @@ def outcome(events: Sequence[Event], state: State, alive: bool) -> str:
     if all(host.left for host in state.hosts.values()):
         return "left as it stands"
     if any(event.kind in _ORDERS and event.seq > last.seq for event in events):
-        return "answered, to be resumed"
+        return ANSWERED
     return ended(int(last.data.get("code", 0)), state)
 
 
 def ended(code: int, state: State) -> str:
     """What a controller that stopped with `code` left behind."""
     if code == 5 and not any(host.held or host.failed for host in state.hosts.values()):
-        return "stopped before its end"
+        return STOPPED
     if code == 0 and any(host.rolled_back for host in state.hosts.values()):
         return "rolled back as ordered"
     return _OUTCOME.get(code, f"exit {code}")

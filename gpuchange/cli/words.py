@@ -98,16 +98,16 @@ def say(text: str = "") -> None:
     except OSError as error:
         if _unheard is None:
             raise error if isinstance(error, BrokenPipeError) else _unwritable(error) from None
-        _drop_output()
+        drop_output()
         warn(f"the output cannot be written any more ({error.strerror}){_unheard}")
 
 
 def _unwritable(error: OSError) -> UsageError:
-    _drop_output()
+    drop_output()
     return UsageError(f"the output cannot be written: {error.strerror}", remedy="write it where there is room")
 
 
-def _drop_output(stream: int = 1) -> None:
+def drop_output(stream: int = 1) -> None:
     """From now on stdout (or `stream`) leads nowhere: nothing fails on it again, nor when Python closes it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
@@ -119,7 +119,7 @@ def warn(text: str) -> None:
         if sys.stderr:
             sys.stderr.flush()
     except OSError:
-        _drop_output(2)
+        drop_output(2)
 
 
 def _last_look(text: str) -> str:

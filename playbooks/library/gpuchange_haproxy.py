@@ -43,7 +43,7 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
     open_module,
     owned,
     read_owner,
-    refusal,
+    refuse,
     release_owner,
     shut_out,
     state_path,
@@ -201,8 +201,10 @@ def undo(job: Job) -> NoReturn:
 def give_up_marker(job: Job) -> None:
     """A drain that was refused has taken nothing but the marker; somebody else's is left alone."""
     with locked(job.module):
-        marker = read_owner(job.server)
-        if marker and not refusal(marker, job.module.params["owner"]):
+        kind, by = shut_out(job.module.params["owner"], job.server)
+        if kind and kind != "locked":  # a controller that was shut out is told so, whatever it asks
+            refuse(job.module, kind, by, job.server)
+        if not kind:
             release_owner(job.module, job.server)
 
 

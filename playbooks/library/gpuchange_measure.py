@@ -1,7 +1,6 @@
 #!/usr/bin/python3
 """Measure and stress the cards of a host, as a host unit."""
 
-# ruff: noqa: F401 (the parts are taken from this module's own names)
 from __future__ import annotations
 
 DOCUMENTATION = r"""
@@ -61,8 +60,18 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
 from ansible.module_utils.gpuchange_measuring import STEP, stop_path  # noqa: E402
 from ansible.module_utils.gpuchange_unit import forget_unit, host_unit, install_script, unit_name, unit_state  # noqa: E402
 
-PARTS = tuple(part for name, part in sorted(globals().items()) if name.startswith("gpuchange_"))
-"""The program's own parts: the modules imported above as such. By name, because by that Ansible brings them along."""
+PARTS = (
+    gpuchange_bench,
+    gpuchange_child,
+    gpuchange_cuda,
+    gpuchange_cuda_driver,
+    gpuchange_gpu_work,
+    gpuchange_kernel_log,
+    gpuchange_look,
+    gpuchange_runner,
+    gpuchange_stress,
+    gpuchange_torch,
+)
 WORKS = ("bench", "command", "stress")
 START = """
 import sys

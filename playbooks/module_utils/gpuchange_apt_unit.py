@@ -1,8 +1,8 @@
 """One package transaction on a host, run inside a host unit. Self-contained: copied into the change's state directory.
 
-Usage: gpuchange_apt_unit.py JOB.json, with {targets, env, touched, holds, renamed, auto, new_auto, purge, given_back,
-fix_broken}. Whatever happens to the transaction, holds and automatic marks are put right and the automatic upgrades are
-given back before this ends. An empty list of targets only repairs: dpkg --configure -a.
+Usage: gpuchange_apt_unit.py JOB.json, with {targets, env, touched, holds, renamed, auto, new_auto, purge, fix_broken}.
+Whatever happens to the transaction, holds and automatic marks are put right before this ends. Automatic upgrades are
+kept away since the drain. An empty list of targets only repairs: dpkg --configure -a.
 """
 
 from __future__ import annotations
@@ -16,12 +16,6 @@ import tempfile
 import time
 from typing import Any, Iterator
 
-BLOCK_FILE = "/etc/apt/apt.conf.d/zz-gpuchange"
-BLOCK_TEXT = """// A change of this host is under way (gpuchange): no automatic upgrades meanwhile.
-APT::Periodic::Enable "0";
-Unattended-Upgrade::InstallOnShutdown "false";
-Unattended-Upgrade::Package-Blacklist { ".*"; };
-"""
 APT = [
     "apt-get",
     "-y",
@@ -33,8 +27,6 @@ APT = [
     "-oDPkg::Lock::Timeout=300",
     "-oDpkg::Use-Pty=0",
 ]
-
-
 HOLD_RESTORED = "hold on %s changed by this step: restored"
 
 silent = False
@@ -67,23 +59,6 @@ def installed() -> set[str]:
     rows = [line.split() for line in out.splitlines()]
     present = [row for row in rows if len(row) == 3 and row[2] not in ("not-installed", "config-files")]
     return {row[0] for row in present} | {"%s:%s" % (row[0], row[1]) for row in present}
-
-
-def block_upgrades(record: str) -> None:
-    """Keep automatic upgrades away, unless whoever drained the host does so already. One that runs may finish."""
-    if not os.path.exists(BLOCK_FILE):
-        write(record, {"ours": True})
-        with open(BLOCK_FILE, "w", encoding="utf-8") as file:
-            file.write(BLOCK_TEXT)
-
-
-def give_back_upgrades(record: str) -> None:
-    """Undo block_upgrades; safe to run twice."""
-    if not os.path.exists(record):
-        return
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(BLOCK_FILE)
-    os.unlink(record)
 
 
 def wanted_holds(holds: list[str], renamed: dict[str, str], present: set[str]) -> set[str]:
@@ -164,17 +139,13 @@ def transact(job: dict[str, Any]) -> int:
 
 @contextlib.contextmanager
 def put_right(job: dict[str, Any]) -> Iterator[None]:
-    """Whatever happens inside: holds, marks and automatic upgrades are put right."""
+    """Whatever happens inside: holds and marks are put right."""
     try:
         yield
     finally:
-        for mend in (
-            lambda: restore_holds(job),
-            lambda: restore_marks(job),
-            lambda: give_back_upgrades(job["given_back"]),
-        ):
+        for mend in (restore_holds, restore_marks):
             try:
-                mend()
+                mend(job)
             except (OSError, ValueError, KeyError) as error:
                 say("could not be put right: %s: %s" % (type(error).__name__, error))
 
@@ -182,7 +153,6 @@ def put_right(job: dict[str, Any]) -> Iterator[None]:
 def main(path: str) -> int:
     job = read(path)
     with put_right(job):
-        block_upgrades(job["given_back"])
         return transact(job)
 
 

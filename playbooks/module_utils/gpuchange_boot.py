@@ -204,8 +204,7 @@ def _piped(program: str, image: IO[bytes]) -> Iterator[IO[bytes]]:
     path = shutil.which(program, path=PATH)
     if path is None:
         raise ValueError("%s is not installed" % program)
-    image.seek(image.tell())  # the child reads from where the descriptor stands, not from where the buffer does
-    os.lseek(image.fileno(), image.tell(), os.SEEK_SET)
+    os.lseek(image.fileno(), image.tell(), os.SEEK_SET)  # the child reads from there, not from where the buffer stands
     child = subprocess.Popen([path, "-dcq"], stdin=image, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert child.stdout is not None
     try:

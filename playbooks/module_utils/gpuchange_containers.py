@@ -50,8 +50,9 @@ def _asked(runtime: str, ident: str, name: str) -> Dict[str, Any]:
 
 def fresh(image: str) -> Dict[str, Any]:
     """nvidia-smi in a new container of an image that the host has already: {runtime, rc, says}; no runtime: ""."""
-    for runtime in awake():
-        options = ["--rm", "--pull=never", "--network=none", *FRESH[runtime]]
-        said = run([runtime, "run", *options, image, "nvidia-smi", "-L"], FRESH_S, 8192)
-        return {"runtime": runtime, "rc": said["rc"], "says": (said["out"] + said["err"]).strip()[-400:]}
-    return {"runtime": "", "rc": None, "says": "no container runtime runs on this host"}
+    runtime = next(iter(awake()), "")
+    if not runtime:
+        return {"runtime": "", "rc": None, "says": "no container runtime runs on this host"}
+    options = ["--rm", "--pull=never", "--network=none", *FRESH[runtime]]
+    said = run([runtime, "run", *options, image, "nvidia-smi", "-L"], FRESH_S, 8192)
+    return {"runtime": runtime, "rc": said["rc"], "says": (said["out"] + said["err"]).strip()[-400:]}

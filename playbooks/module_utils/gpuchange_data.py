@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import sys
 from typing import Any, Dict, List
@@ -90,19 +89,5 @@ def shown(items: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     return [dict(item, path=checkpoints.printed(item["path"])[:LONGEST], by=item["by"][:80]) for item in ordered]
 
 
-def main(path: str) -> int:
-    os.umask(0o077)
-    sys.setrecursionlimit(10000)  # one generator level a directory level
-    with open(path, encoding="utf-8") as file:
-        job = json.load(file)
-    try:
-        summary = run_job(job)
-    except (OSError, ValueError) as error:
-        print(json.dumps({"failed": str(error)}))
-        return 1
-    hashing.replace_text(job["out"] + ".summary.json", json.dumps(summary))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(hashing.program(sys.argv[1], run_job))

@@ -71,8 +71,11 @@ def boot_problem(wanted: str, kernel: str) -> str:
     """Why the next boot, of `kernel`, will not load the driver `wanted`: what lies on disk, and in its initramfs."""
     why = disk_problem(wanted, kernel, modules_on_disk(kernel))
     image = initramfs(kernel)
-    odd = ["%s %s (%s)" % (name, row["version"], row["file"]) for name, row in image["modules"].items()]
-    odd = [text for text, row in zip(odd, image["modules"].values()) if row["version"] not in ("", wanted)]
+    odd = [
+        "%s %s (%s)" % (name, row["version"], row["file"])
+        for name, row in image["modules"].items()
+        if row["version"] not in ("", wanted)
+    ]
     if why or not odd:
         return why
     return "%s still has %s; mend it with update-initramfs -u -k %s" % (image["file"], ", ".join(odd), kernel)

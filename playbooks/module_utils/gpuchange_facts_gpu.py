@@ -234,15 +234,13 @@ def fabric_manager() -> Dict[str, Any]:
     """Its program's version, its unit's state, and the unit's last words where it has failed."""
     said = run(["nv-fabricmanager", "--version"], 5.0, 4096)
     state = run(["systemctl", "is-active", FABRIC_UNIT], 5.0, 256)["out"].strip()
-    words = run(["journalctl", "-u", FABRIC_UNIT, "-n", "5", "-o", "cat", "--no-pager", "-q"], 5.0, 8192)["out"]
-    failed = state == "failed" or state == "activating"
-    return {
-        "rc": said["rc"],
-        "out": said["out"],
-        "err": said["err"],
-        "active": state,
-        "words": " | ".join(words.splitlines())[-1024:] if failed else "",
-    }
+    words = _last_words(FABRIC_UNIT) if state in ("failed", "activating") else ""
+    return {"rc": said["rc"], "out": said["out"], "err": said["err"], "active": state, "words": words}
+
+
+def _last_words(unit: str) -> str:
+    out = run(["journalctl", "-u", unit, "-n", "5", "-o", "cat", "--no-pager", "-q"], 5.0, 8192)["out"]
+    return " | ".join(out.splitlines())[-1024:]
 
 
 def container_toolkit() -> Dict[str, Any]:

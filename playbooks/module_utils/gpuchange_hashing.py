@@ -330,13 +330,14 @@ def run_job(job: Dict[str, Any]) -> Dict[str, Any]:
     return dict(summary, compare=stream.compare(expected, out + ".jsonl")) if expected else summary
 
 
-def main(path: str) -> int:
+def program(path: str, work: Callable[[Dict[str, Any]], Dict[str, Any]]) -> int:
+    """Do the job in the file `path`, write its summary; a failure is printed. Returns the exit code."""
     os.umask(0o077)
     sys.setrecursionlimit(10000)  # one generator level a directory level
     with open(path, encoding="utf-8") as file:
         job = json.load(file)
     try:
-        summary = run_job(job)
+        summary = work(job)
     except (OSError, ValueError) as error:
         print(json.dumps({"failed": str(error)}))
         return 1
@@ -345,4 +346,4 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(program(sys.argv[1], run_job))

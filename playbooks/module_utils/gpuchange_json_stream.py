@@ -76,13 +76,7 @@ def _object(tokens: Iterator[bytes], where: Where) -> Iterator[Tuple[Where, Any]
         if _next(tokens) != b":":
             raise ValueError("no value follows the name %.40s" % key)
         yield from _value(_next(tokens), tokens, (*where, key))
-        token = _next(tokens)
-        if token == b",":
-            token = _next(tokens)
-            if token == b"}":
-                raise ValueError("a name is missing before '}'")
-        elif token != b"}":
-            raise ValueError("a comma is missing before %r" % token[:20])
+        token = _after(tokens, b"}", "name")
 
 
 def _array(tokens: Iterator[bytes], where: Where) -> Iterator[Tuple[Where, Any]]:
@@ -90,10 +84,17 @@ def _array(tokens: Iterator[bytes], where: Where) -> Iterator[Tuple[Where, Any]]
     while token != b"]":
         yield from _value(token, tokens, (*where, index))
         index += 1
-        token = _next(tokens)
-        if token == b",":
-            token = _next(tokens)
-            if token == b"]":
-                raise ValueError("a value is missing before ']'")
-        elif token != b"]":
-            raise ValueError("a comma is missing before %r" % token[:20])
+        token = _after(tokens, b"]", "value")
+
+
+def _after(tokens: Iterator[bytes], end: bytes, item: str) -> bytes:
+    """What follows an item: the first token of the next one, or the end of all."""
+    token = _next(tokens)
+    if token == end:
+        return token
+    if token != b",":
+        raise ValueError("a comma is missing before %r" % token[:20])
+    token = _next(tokens)
+    if token == end:
+        raise ValueError("a %s is missing before '%s'" % (item, end.decode()))
+    return token

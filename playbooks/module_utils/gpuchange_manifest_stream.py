@@ -97,11 +97,10 @@ def lay_over(newer: str, older: str) -> None:
 def compare(expected: str, found: str, ignore: Tuple[str, ...] = (), before: str = "") -> Dict[str, Any]:
     """Differences of two manifests: counts and first names of mismatch, missing, extra, metadata, unreadable.
 
-    `silent` are the mismatches whose size and time are equal: damage, not a later change. `ignore`: metadata left out.
-    With an earlier manifest of what was `expected`, `damaged` are [name, hash expected, hash found] of what is silent,
-    or differs or is missing though what was expected had not moved since that manifest.
+    `ignore`: metadata left out. `damaged`: [name, hash expected, hash found] of what differs though size and time are
+    equal and, with an earlier manifest of what was `expected`, of what differs or is missing though that had not moved.
     """
-    result: Dict[str, Any] = {"checked": 0, "expected": 0, "equal": 0, "silent": 0, "damaged": []}
+    result: Dict[str, Any] = {"checked": 0, "expected": 0, "equal": 0, "damaged": []}
     metadata = tuple(name for name in METADATA if name not in ignore)
     names: Dict[str, List[str]] = {kind: [] for kind in ("mismatch", "missing", "extra", "metadata", "unreadable")}
     counts = dict.fromkeys(names, 0)
@@ -112,7 +111,6 @@ def compare(expected: str, found: str, ignore: Tuple[str, ...] = (), before: str
         result["checked"] += kind in ("", "mismatch", "metadata")
         result["equal"] += kind == ""
         silent = kind == "mismatch" and all(one.entry.get(key) == entry.get(key) for key in SAME_VERSION)
-        result["silent"] += silent
         if silent or (kind in ("mismatch", "missing") and _steady(was, one)):
             other = entry.get("sha256") if kind == "mismatch" else None
             result["damaged"] += [[entry["path"], one.entry.get("sha256"), other]][: SHOWN - len(result["damaged"])]

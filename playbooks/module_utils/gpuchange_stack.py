@@ -29,7 +29,6 @@ from ansible.module_utils.gpuchange_host import (
     read_json,
     run,
     save_once,
-    state_path,
     write_atomic,
 )
 from ansible.module_utils.gpuchange_packages import alternatives, audit, installed, marks
@@ -45,7 +44,6 @@ from ansible.module_utils.gpuchange_unit import (
 
 Rows = Dict[str, Dict[str, str]]
 BEFORE = "stack-before.json"
-GIVEN_BACK = "stack-automatic-upgrades.json"
 BOOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 QUIET = {
     "DEBIAN_FRONTEND": "noninteractive",
@@ -278,19 +276,17 @@ class Walk:
             "auto": self.before["auto"],
             "new_auto": new,
             "purge": self.target.remove if not self.forward else [],
-            "given_back": state_path(self.module, GIVEN_BACK),
             "fix_broken": not self.forward,
         }
 
     def _put_right(self) -> None:
-        """What an interrupted unit may have left: holds, marks, blocked upgrades. Does nothing when all is right."""
+        """What an interrupted unit may have left: holds and marks. Does nothing when all is right."""
         job, lost = self._job([]), [name for name in self._lacking_holds() if name in self.before["holds"]]
         if lost:
             self.repaired.append(gpuchange_apt_unit.HOLD_RESTORED % ", ".join(lost))
         gpuchange_apt_unit.silent = True
         gpuchange_apt_unit.restore_holds(job)
         gpuchange_apt_unit.restore_marks(job)
-        gpuchange_apt_unit.give_back_upgrades(job["given_back"])
 
     # ----------------------------------------------------------------------------------- module and reboot
 

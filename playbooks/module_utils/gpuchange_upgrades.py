@@ -9,9 +9,14 @@ from __future__ import annotations
 import os
 from typing import List
 
-from ansible.module_utils.gpuchange_apt_unit import BLOCK_FILE, BLOCK_TEXT
 from ansible.module_utils.gpuchange_host import read_text, run, write_atomic
 
+BLOCK_FILE = "/etc/apt/apt.conf.d/zz-gpuchange"
+BLOCK_TEXT = """// A change of this host is under way (gpuchange): no automatic upgrades meanwhile.
+APT::Periodic::Enable "0";
+Unattended-Upgrade::InstallOnShutdown "false";
+Unattended-Upgrade::Package-Blacklist { ".*"; };
+"""
 RUNNERS = ("apt-daily-upgrade.service", "unattended-upgrades.service")
 WORK = ("activating", "deactivating")  # both are of type oneshot or only wait for the shutdown: "active" is no work
 

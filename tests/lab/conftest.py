@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from field import HOSTS, Field
+from playing import Player
 
 from gpuchange.errors import LabError
 from gpuchange.lab import Lab, state
@@ -83,3 +84,10 @@ def fresh_hosts(lab: Lab) -> Lab:
     """The lab with every host as first laid out, running, and all in service at HAProxy."""
     lab.restore("start")
     return lab
+
+
+@pytest.fixture
+def player(lab: Lab, request: pytest.FixtureRequest) -> Player:
+    """A fresh host and a change of its own."""
+    lab.host("gpu1").restore("start")
+    return Player(lab, "gpu1", "c-" + request.node.name[5:40].replace("_", "-").strip("-"))

@@ -1,14 +1,12 @@
-"""Steps of one lab host played through their providers' arguments and judges, for states that a test stages there."""
+"""States that a test stages on a lab host: the versions there are, and steps played there one by one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from playing import Player
+from stepping import Operator
 
-from gpuchange import providers
-from gpuchange.lab import Host
-from gpuchange.providers.contract import HostView
 from gpuchange.reports import Verdict
 
 TOOLKIT = {"container_toolkit": "1.17.8"}
@@ -16,29 +14,20 @@ OLD, OVERNIGHT, WANTED = "550.54.15", "550.163.01", "570.172.08"
 
 
 class Steps:
-    """Plays steps of one host through their providers' arguments and judges; accepted reports become evidence."""
+    """An operator's steps under a plan of this stack alone; `body` is the last report."""
 
     def __init__(self, player: Player, **stack: Any) -> None:
-        self.player = player
-        self.plan: dict[str, Any] = {"stack": {"provider": "apt", **stack}} if stack else {}
-        self.evidence: dict[str, Any] = {}
+        self.player, self.operator = player, Operator(player)
+        self.plan = {"stack": {"provider": "apt", **stack}} if stack else {}
+        self.body: dict[str, Any] = {}
 
     @property
-    def host(self) -> Host:
-        return self.player.host
+    def evidence(self) -> dict[str, Any]:
+        return self.operator.evidence
 
-    def step(self, key: str, mode: str = "apply", waited: float = 3600.0, **params: Any) -> Verdict:
-        provider = providers.find(*key.split("/"))
-        assert provider
-        direction: Any = "undo" if mode == "undo" else "do"
-        given = provider.params(**params).model_dump(mode="json")
-        view = HostView("gpu1", self.plan, given, self.evidence, self.evidence, waited=waited, direction=direction)
-        body = self.player.until(provider.role, mode, provider.args(view, mode), direction)  # type: ignore[arg-type]
-        judge = provider.judge_undo if direction == "undo" else provider.judge
-        verdict = judge(view, provider.report.model_validate(body))
-        if verdict.outcome == "accept" and mode == "apply":
-            self.evidence[key] = body
-        self.body = body
+    def step(self, key: str, mode: str = "apply", **params: Any) -> Verdict:
+        self.operator.plan = self.plan
+        self.body, verdict = self.operator.step(key, mode, **params)
         return verdict
 
 

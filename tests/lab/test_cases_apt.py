@@ -14,16 +14,7 @@ from playing import Player
 from staging import OLD, TOOLKIT, WANTED, Steps
 from test_stack_apt import ledger_length, prepare
 
-from gpuchange.lab import Lab
 from gpuchange.waiting import wait_until
-
-
-@pytest.fixture
-def player(lab: Lab, request: pytest.FixtureRequest) -> Player:
-    """A fresh host and a change of its own."""
-    lab.host("gpu1").restore("start")
-    return Player(lab, "gpu1", "c-" + request.node.name[5:40].replace("_", "-").strip("-"))
-
 
 # ------------------------------------------------------------------------------------------ sources and their mixes
 

@@ -13,18 +13,10 @@ from staging import OLD, OVERNIGHT, TOOLKIT, WANTED, Steps, seen_by
 from test_stack_apt import STATE, prepare
 
 from gpuchange.checks.snapshot import parse
-from gpuchange.lab import Lab
 from gpuchange.waiting import wait_until
 
 MODULES = "/lib/modules/$(uname -r)/updates/dkms"
 PERIODIC = "eval $(apt-config shell ON APT::Periodic::Enable); echo ${ON:-unset}"
-
-
-@pytest.fixture
-def player(lab: Lab, request: pytest.FixtureRequest) -> Player:
-    """A fresh host and a change of its own."""
-    lab.host("gpu1").restore("start")
-    return Player(lab, "gpu1", "c-" + request.node.name[5:40].replace("_", "-").strip("-"))
 
 
 # ------------------------------------------------------------------------------------------- driver and library

@@ -30,7 +30,18 @@ from ansible.module_utils import (
 from checkpoints import distributed
 
 from gpuchange import playchild
-from gpuchange.checks import card_settings, cards, consistency, cuda, kernel_log, readiness, smi_text, snapshot, soak
+from gpuchange.checks import (
+    card_settings,
+    cards,
+    consistency,
+    cuda,
+    kernel_log,
+    readiness,
+    slots,
+    smi_text,
+    snapshot,
+    soak,
+)
 from gpuchange.cli import words
 from gpuchange.errors import GpuchangeError
 from gpuchange.judging import Situation, judge
@@ -99,7 +110,7 @@ TEXT: dict[str, Callable[[str], object]] = {
     "nvidia-smi mig -lgi": smi_text.gpu_instances,
     "nvidia-smi, the table": smi_text.table,
     "header": lambda text: gpuchange_facts_gpu.defines(text, "CUDNN_"),
-    "PCI address": cards.bus_id,
+    "PCI address": slots.bus_id,
     "kernel log": lambda text: kernel_log.bad(kernel_log.parse(text), frozenset({79})),
     "/proc/driver/nvidia/version": lambda text: (
         gpuchange_driver.parse_proc_version(text), gpuchange_driver.is_open(text)

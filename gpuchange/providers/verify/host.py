@@ -83,29 +83,21 @@ def judge(view: HostView, report: FactsReport) -> Verdict:
     before, now = snapshot.parse(sealed(view).get("facts") or {}), report.picture
     settling = _settling(sealed(view).get("facts") or {}, report, now)
     lost = card_settings.compare(before.cards, now.cards, but=moves(view))
-    wrong = () if view.params.get("card_settings") == "report" else lost.problems
+    only_told = view.params.get("card_settings") == "report"
+    wrong, told = ((), lost.problems) if only_told else (lost.problems, ())
     if (settling or wrong) and view.waited < view.params.get("settle", 60):
         return Verdict.again(LOOK_AGAIN_S, "; ".join([*settling, *wrong]))
     moved = [*_moved(view, before, now, report), *wrong]
     versions = wanted.compare(wanted_versions(view), before, now)
     failed = [f"{name} could not be looked at: {why}" for name, why in sorted(report.errors.items())]
     failed += containers.losses(sealed(view).get("facts") or {}, report.facts, now)
-    failed += (
-        settling
-        + fabric.troubles(report.facts, now)
-        + _missing_cards(before, now)
-        + [found.says for found in versions if not found.ok]
-    )
+    failed += settling + fabric.troubles(report.facts, now) + _missing_cards(before, now)
+    failed += [found.says for found in versions if not found.ok]
     good = [found.says for found in versions if found.ok]
-    good += [line for line in (fabric.superfluous(report.facts, now),) if line]
+    good += filter(None, [fabric.superfluous(report.facts, now)])
     for fine, line in (*_function(view, report, before, now), *_files(view, report)):
         (good if fine else failed).append(line)
-    notes = (
-        *card_settings.restored(report.restored),
-        *(line for line in lost.problems if line not in moved),
-        *lost.notes,
-    )
-    lines = (*moved, *failed, *notes, *good)
+    lines = (*moved, *failed, *card_settings.restored(report.restored), *told, *lost.notes, *good)
     if failed:
         return Verdict.reject("; ".join([*failed, *moved]), lines)
     return Verdict.hold("; ".join(moved), lines) if moved else Verdict.accept("verified", lines)
