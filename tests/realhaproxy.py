@@ -11,13 +11,12 @@ import signal
 import socket
 import subprocess
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import hostcode  # makes ansible.module_utils find the playbooks' own
 from ansible.module_utils import gpuchange_haproxy_api as api
+from waiting import eventually
 
 assert hostcode.PLAYBOOKS
 HAPROXY = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
@@ -27,14 +26,6 @@ def free_port() -> int:
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         return int(door.getsockname()[1])
-
-
-def eventually(holds: Callable[[], Any], within: float = 10.0) -> Any:
-    deadline = time.monotonic() + within
-    while not (value := holds()):
-        assert time.monotonic() < deadline, "did not come true"
-        time.sleep(0.02)
-    return value
 
 
 class Model(http.server.ThreadingHTTPServer):

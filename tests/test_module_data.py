@@ -21,6 +21,7 @@ from ansible.module_utils import gpuchange_leftovers as leftovers
 from ansible.module_utils import gpuchange_manifest_stream as stream
 from ansible.module_utils import gpuchange_sums as sums
 from checkpoints import sharded
+from waiting import eventually
 
 from gpuchange.checks import consistency
 
@@ -249,9 +250,13 @@ def test_each_hash_is_kept_as_soon_as_it_is_made(top: Path) -> None:
     command = [sys.executable, "-c", program, hashing.__file__, str(job), str(fifo)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout and process.stdout.readline()
+        eventually(lambda: str(top / "1") in written(top.parent / "m.jsonl.new"))  # while "2" is still being read
         process.kill()
-    kept = [json.loads(line)["path"] for line in (top.parent / "m.jsonl.new").read_text().splitlines()]
-    assert str(top / "1") in kept
+
+
+def written(manifest: Path) -> list[str]:
+    """The names in a manifest that is still being made."""
+    return [json.loads(line)["path"] for line in manifest.read_text().splitlines(True) if line.endswith("\n")]
 
 
 def test_progress_moves_within_one_large_file(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ import pytest
 from ansible.module_utils import gpuchange_haproxy_api as api
 from ansible.module_utils import gpuchange_haproxy_job as work
 from ansible.module_utils import gpuchange_host as host
-from realhaproxy import HAPROXY, Balancer, Model, eventually
+from realhaproxy import HAPROXY, Balancer, Model
+from waiting import eventually
 
 OWNER, call = hostcode.OWNER, hostcode.call
 pytestmark = pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed: apt-get install haproxy")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from ansible.module_utils import gpuchange_host as host
 from ansible.module_utils import gpuchange_unit as unit
 from hostcode import OWNER
+from waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +23,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(unit, "_has_systemd", lambda: False)
     hostcode.set_arguments(mode="apply", owner=OWNER, step={"phase": "stack", "provider": "apt", "direction": "do"})
     return host.open_module()
-
-
-def await_that(condition: Any, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "condition never came"
-        time.sleep(0.02)
 
 
 def test_runs_once_and_answers_from_its_result(module: Any, tmp_path: Path) -> None:
@@ -76,11 +69,11 @@ def test_a_killed_runner_is_lost_and_not_started_again(module: Any, tmp_path: Pa
     ledger = tmp_path / "ledger"
     argv = ["sh", "-c", f"echo $$ >> {ledger}; exec sleep 60"]
     unit.host_unit(module, "install", argv, wait_s=0.1)
-    await_that(lambda: ledger.exists() and ledger.read_text().endswith("\n"))
+    eventually(lambda: ledger.exists() and ledger.read_text().endswith("\n"))
     name = unit.unit_name(module, "install")
     os.kill(host.read_json(name.begun)["pid"], signal.SIGKILL)
     os.kill(int(ledger.read_text()), signal.SIGKILL)
-    await_that(lambda: unit.unit_state(name)["state"] == "lost")
+    eventually(lambda: unit.unit_state(name)["state"] == "lost")
     assert unit.host_unit(module, "install", argv, wait_s=1)["state"] == "lost"
     assert len(ledger.read_text().splitlines()) == 1
 
