@@ -10,6 +10,7 @@ import pytest
 from ansible.module_utils import gpuchange_apt_unit as unit_script
 from ansible.module_utils import gpuchange_boot as boot
 from ansible.module_utils import gpuchange_driver as driver
+from ansible.module_utils import gpuchange_driver_walk as walking
 from ansible.module_utils import gpuchange_host as host
 from ansible.module_utils import gpuchange_stack as stack
 from ansible.module_utils import gpuchange_unit as unit
@@ -276,7 +277,7 @@ def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         raise SystemExit(f"{state}: {why}")
 
     monkeypatch.setattr(made, "end", end)
-    monkeypatch.setattr(stack, "loaded_version", lambda: "550.54.15")
+    monkeypatch.setattr(walking, "loaded_version", lambda: "550.54.15")
     return made
 
 
@@ -287,7 +288,7 @@ def reboots(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         started.append(step)
         return {"state": "running", "unit": f"gpuchange-c1-stack-do-{step}.service"}
 
-    monkeypatch.setattr(stack, "host_unit", record)
+    monkeypatch.setattr(walking, "host_unit", record)
     return started
 
 
@@ -316,7 +317,7 @@ def test_a_second_reboot_is_never_tried(walk: Any, monkeypatch: pytest.MonkeyPat
 def test_a_missing_module_after_the_reboot_is_named(walk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Case: reboot-does-not-cure-mismatch."""
     host.save_once(walk._boot_file(), {"boot_id": "11111111-1111-1111-1111-111111111111"})
-    monkeypatch.setattr(stack, "boot_kernel", lambda: "6.8.0-60")
+    monkeypatch.setattr(walking, "boot_kernel", lambda: "6.8.0-60")
     monkeypatch.setattr(driver, "modules_on_disk", lambda _kernel: {})
     said = r"rebooted, but no nvidia module 570\.172\.08 exists for kernel 6\.8\.0-60; reboot will not fix this"
     with pytest.raises(SystemExit, match=said):
@@ -328,9 +329,9 @@ def test_a_kernel_that_dkms_passed_over_is_built_for(headers: bool, walk: Any, m
     """Packages build for the running kernel and the newest; another one may be the next to boot."""
     started, modules = reboots(monkeypatch), {"nvidia": {"version": "570.172.08", "file": "/lib/nvidia.ko"}}
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(stack, "boot_kernel", lambda: "6.8.0-60")
-    monkeypatch.setattr(stack, "can_build", lambda _kernel: headers)
-    for where in (stack, driver):
+    monkeypatch.setattr(walking, "boot_kernel", lambda: "6.8.0-60")
+    monkeypatch.setattr(walking, "can_build", lambda _kernel: headers)
+    for where in (walking, driver):
         monkeypatch.setattr(where, "modules_on_disk", lambda _kernel: seen)
     waiting = "running: dkms builds for kernel 6.8.0-60, which boots next"
     with pytest.raises(SystemExit, match=waiting if headers else "not_done: no nvidia module"):
@@ -347,10 +348,10 @@ def test_a_kernel_that_dkms_passed_over_is_built_for(headers: bool, walk: Any, m
 def test_noise_is_no_new_boot(reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Case: reboot-module-true-before-reboot."""
     answers = iter(reads)
-    monkeypatch.setattr(stack, "boot_id", lambda: next(answers))
-    assert stack.steady_boot_id("old") == "old"
-    monkeypatch.setattr(stack, "boot_id", lambda: NEW_BOOT)
-    assert stack.steady_boot_id("old") == NEW_BOOT
+    monkeypatch.setattr(walking, "boot_id", lambda: next(answers))
+    assert walking.steady_boot_id("old") == "old"
+    monkeypatch.setattr(walking, "boot_id", lambda: NEW_BOOT)
+    assert walking.steady_boot_id("old") == NEW_BOOT
 
 
 def test_target_back_is_the_inverse(walk: Any) -> None:
