@@ -21,7 +21,8 @@ from gpuchange.checks.packages import (
 from gpuchange.providers.contract import HostView
 from gpuchange.providers.preflight.apt import AptPreflightReport
 from gpuchange.providers.preflight.apt import judge as judge_preflight
-from gpuchange.providers.stack.apt import LONGEST_REBOOT_S, AptStack, AptStackReport, args, judge, judge_undo, preview
+from gpuchange.providers.stack.apt import AptStack, AptStackReport, args, judge, judge_undo, preview
+from gpuchange.providers.stacks import LONGEST_REBOOT_S
 
 TRANSACTION = {
     "install": {"nvidia-driver-570": "570.172.08-0ubuntu1"},

@@ -226,6 +226,7 @@ PARTS: tuple[tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]], ...] = (
     ("alternatives", _packages("alternatives")),
     ("pins", _packages("pins")),
     ("package sources", _packages("sources")),
+    ("driver by .run file", lambda facts: mapping(facts.get("runfile"))),
     ("driver libraries", lambda facts: dict(driver_of.parse(facts, None, None).libraries)),
     ("modules on disk", _modules_on_disk),
     ("modules in the initramfs", lambda facts: dict(driver_of.parse(facts, None, None).initramfs)),

@@ -27,6 +27,8 @@ from gpuchange.providers.contract import Provider
 from gpuchange.providers.types import Count, Duration, HostPattern, Name, OneOrMany, Text, refuse
 
 NO_CHANGE = "none"
+STORES = {"apt": "packages"}
+"""The backup that keeps what a stack provider needs to come back, where it is not called as that one."""
 Kind = Literal["one", "list", "choice"]
 
 
@@ -207,10 +209,11 @@ def _preflight(plan: Plan, phase: str) -> tuple[Chosen, ...]:
 
 
 def _backup(plan: Plan, phase: str) -> tuple[Chosen, ...]:
-    """What is listed, and the old packages if a stack is changed: rolling back must need no network."""
+    """What is listed, and the old packages or installer if a stack is changed: rolling back must need no network."""
     listed = _section(plan, "backup")
-    wanted = bool(_section(plan, "stack")) and all(row.provider.name != "packages" for row in listed)
-    return listed + (_implied(phase, "packages") if wanted else ())
+    names = [STORES.get(row.provider.name, row.provider.name) for row in _section(plan, "stack")]
+    wanted = [name for name in names if all(row.provider.name != name for row in listed)]
+    return listed + tuple(extra for name in wanted for extra in _implied(phase, name))
 
 
 def _drain(plan: Plan, _phase: str) -> tuple[Chosen, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuchange.providers.backup.packages import PROVIDER as BACKUP_PACKAGES
 from gpuchange.providers.backup.rsync import PROVIDER as BACKUP_RSYNC
+from gpuchange.providers.backup.runfile import PROVIDER as BACKUP_RUNFILE
 from gpuchange.providers.baseline.gpu import PROVIDER as BASELINE_GPU
 from gpuchange.providers.change.manual import PROVIDER as CHANGE_MANUAL
 from gpuchange.providers.contract import Provider
@@ -14,9 +15,11 @@ from gpuchange.providers.preflight.apt import PROVIDER as PREFLIGHT_APT
 from gpuchange.providers.preflight.haproxy import PROVIDER as PREFLIGHT_HAPROXY
 from gpuchange.providers.preflight.host import PROVIDER as PREFLIGHT_HOST
 from gpuchange.providers.preflight.manual import PROVIDER as PREFLIGHT_MANUAL
+from gpuchange.providers.preflight.runfile import PROVIDER as PREFLIGHT_RUNFILE
 from gpuchange.providers.record.host import PROVIDER as RECORD_HOST
 from gpuchange.providers.seal.host import PROVIDER as SEAL_HOST
 from gpuchange.providers.stack.apt import PROVIDER as STACK_APT
+from gpuchange.providers.stack.runfile import PROVIDER as STACK_RUNFILE
 from gpuchange.providers.verify.gpu import PROVIDER as VERIFY_GPU
 from gpuchange.providers.verify.host import PROVIDER as VERIFY_HOST
 from gpuchange.providers.watch.host import PROVIDER as WATCH_HOST
@@ -25,9 +28,11 @@ PROVIDERS: tuple[Provider, ...] = (
     PREFLIGHT_HOST,
     PREFLIGHT_HAPROXY,
     PREFLIGHT_APT,
+    PREFLIGHT_RUNFILE,
     PREFLIGHT_MANUAL,
     RECORD_HOST,
     BACKUP_PACKAGES,
+    BACKUP_RUNFILE,
     DRAIN_HOOKS,
     BACKUP_RSYNC,
     DRAIN_HAPROXY,
@@ -36,6 +41,7 @@ PROVIDERS: tuple[Provider, ...] = (
     BASELINE_GPU,
     CHANGE_MANUAL,
     STACK_APT,
+    STACK_RUNFILE,
     VERIFY_HOST,
     VERIFY_GPU,
     WATCH_HOST,

@@ -33,7 +33,7 @@ import time  # noqa: E402
 from concurrent.futures import ThreadPoolExecutor  # noqa: E402
 from typing import Any, Callable  # noqa: E402
 
-from ansible.module_utils import gpuchange_containers, gpuchange_gpu_users  # noqa: E402
+from ansible.module_utils import gpuchange_containers, gpuchange_gpu_users, gpuchange_runfile_look  # noqa: E402
 from ansible.module_utils import gpuchange_facts_gpu as gpu  # noqa: E402
 from ansible.module_utils import gpuchange_facts_host as host  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
@@ -86,6 +86,7 @@ def collectors(args: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "gpu_users": gpuchange_gpu_users.scan,
         "dkms": gpu.dkms,
         "apt_history": gpu.apt_history,
+        "runfile": gpuchange_runfile_look.summary,
     }
 
 

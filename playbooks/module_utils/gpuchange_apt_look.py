@@ -17,9 +17,11 @@ from ansible.module_utils.gpuchange_apt_choice import (
     upstream,
 )
 from ansible.module_utils.gpuchange_apt_private import Move, PrivateApt, explained, strangers, targets_of
+from ansible.module_utils.gpuchange_dkms import headers_problem
 from ansible.module_utils.gpuchange_driver import driver_state
 from ansible.module_utils.gpuchange_host import is_executable, run
 from ansible.module_utils.gpuchange_packages import alternatives, audit, installed, is_stack, marks
+from ansible.module_utils.gpuchange_runfile_look import run_problem
 
 MIB = 1024 * 1024
 STORE = "/var/lib/gpuchange"
@@ -126,9 +128,11 @@ def _problems(facts: Facts, choice: Choice, moves: List[Move], why: str) -> List
         "the hold on %s stands in the way; the plan does not name it" % name
         for name in _foreign_holds(facts, choice, moves)
     ]
+    ran = run_problem() if "driver" in choice.mains else ""
+    problems += [ran] if ran else []
     if any("dkms" in name for name in choice.install) and moves:
-        unsigned = gpuchange_secure_boot.problem()
-        problems += _headers_problem(facts.driver["boot_kernel"]) + ([unsigned] if unsigned else [])
+        building = (headers_problem(facts.driver["boot_kernel"]), gpuchange_secure_boot.problem())
+        problems += [problem for problem in building if problem]
     return problems + _lock_problem()
 
 
@@ -145,12 +149,6 @@ def _lock_problem() -> List[str]:
 def _foreign_holds(facts: Facts, choice: Choice, moves: List[Move]) -> List[str]:
     ours = set(choice.install) | set(choice.remove)
     return sorted({move["name"] for move in moves if move["name"] in facts.holds} - ours)
-
-
-def _headers_problem(kernel: str) -> List[str]:
-    if os.path.isdir("/lib/modules/%s/build" % kernel):
-        return []
-    return ["no headers for kernel %s: dkms cannot build the module; install linux-headers-%s" % (kernel, kernel)]
 
 
 def _sizes(moves: List[Move], records: Dict[Tuple[str, str], Dict[str, Any]]) -> Dict[str, int]:

@@ -57,6 +57,12 @@ def can_build(kernel: str) -> bool:
     return shutil.which("dkms", path=PATH) is not None and os.path.isdir("/lib/modules/%s/build" % kernel)
 
 
+def headers_problem(kernel: str) -> str:
+    if os.path.isdir("/lib/modules/%s/build" % kernel):
+        return ""
+    return "no headers for kernel %s: dkms cannot build the module; install linux-headers-%s" % (kernel, kernel)
+
+
 def build_error(version: str, tree: str = TREE) -> str:
     """The first error in the build log of NVIDIA's module `version`, with the log's path; "" when there is none."""
     for path in sorted(glob.glob("%s/nvidia*/%s/build/make.log" % (tree, version))):

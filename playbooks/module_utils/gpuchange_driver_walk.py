@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any, List, NoReturn, Tuple
+from typing import Any, List, NoReturn, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpuchange_dkms import build_error, can_build
 from ansible.module_utils.gpuchange_driver import (
+    MODULES,
     boot_kernel,
     boot_problem,
     driver_state,
@@ -38,13 +39,13 @@ NOT_YET = "host answered but has not rebooted yet (boot_id unchanged)"
 class DriverWalk:
     """One call of a stack module, in one direction: what all ways to install a driver have in common.
 
-    `driver` is the version that has to be loaded in the end; "" where this change does not touch the driver.
+    `driver` is the version that has to be loaded in the end, "" for none at all; None: this change does not touch it.
     """
 
     works: Tuple[str, ...] = ("build",)
     """Steps whose units change the host."""
 
-    def __init__(self, module: AnsibleModule, driver: str) -> None:
+    def __init__(self, module: AnsibleModule, driver: Optional[str]) -> None:
         self.module, self.driver = module, driver
         self.generation = int(args_of(module).get("generation", 0))
         self.forward = direction_of(module) == "do"
@@ -80,7 +81,7 @@ class DriverWalk:
 
     def look_at_driver(self) -> None:
         """Ends the module when the driver that must be loaded is not."""
-        if self.driver and loaded_version() != self.driver:
+        if self.driver is not None and loaded_version() != self.driver:
             waiting = self._boot_before() == boot_id()
             state, why = ("running", NOT_YET) if waiting else ("not_done", "the wanted driver is not loaded")
             self.end(state, why, rebooting=waiting)
@@ -134,7 +135,7 @@ class DriverWalk:
     def loaded(self) -> None:
         """The wanted driver must be the loaded one; reboots at most once to get there."""
         wanted = self.driver
-        if not wanted or loaded_version() == wanted:
+        if wanted is None or loaded_version() == wanted:
             return
         boot_before = self._boot_before()
         rebooted = bool(boot_before) and boot_before != steady_boot_id(boot_before)
@@ -142,7 +143,7 @@ class DriverWalk:
             return
         if rebooted:
             said = "rebooted once, but the loaded driver is %s, not %s%s; not rebooting again"
-            self.end("not_done", said % (loaded_version() or "none", wanted, self._words()))
+            self.end("not_done", said % (loaded_version() or "none", wanted or "none", self._words()))
         if "Key was rejected" in self.refused:
             self.end("not_done", "the kernel refuses driver %s%s; no reboot would help" % (wanted, self._words()))
         self._reboot()
@@ -152,9 +153,18 @@ class DriverWalk:
         deadline = time.monotonic() + patience_s
         while loaded_version() != wanted:
             if time.monotonic() >= deadline:
-                return not loaded_version() and self._modprobe() and loaded_version() == wanted
+                return self._unload() if not wanted else self._load(wanted)
             time.sleep(0.2)
         return True
+
+    def _load(self, wanted: str) -> bool:
+        return not loaded_version() and self._modprobe() and loaded_version() == wanted
+
+    def _unload(self) -> bool:
+        for name in reversed(MODULES):
+            if os.path.isdir("/sys/module/" + name):
+                run(["modprobe", "-r", name])
+        return not loaded_version()
 
     def _modprobe(self) -> bool:
         rc, _, err = run(["modprobe", "nvidia"])

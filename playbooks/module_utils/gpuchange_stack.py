@@ -82,7 +82,7 @@ class Walk(DriverWalk):
     works = (*STEPS, "build")
 
     def __init__(self, module: AnsibleModule, target: Target, before: Dict[str, Any]) -> None:
-        super().__init__(module, target.driver)
+        super().__init__(module, target.driver or None)
         self.target, self.before = target, before
 
     def end(self, state: str, why: str = "", **more: Any) -> NoReturn:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
 from gpuchange.providers.facts import evidence
-from gpuchange.providers.preflight.apt import one_way
+from gpuchange.providers.stacks import one_way
 from gpuchange.reports import Report, Verdict, by_state
 
 

@@ -8,37 +8,25 @@ from pydantic import Field
 
 from gpuchange.checks import compatibility
 from gpuchange.checks.packages import WORDS, Move, Transaction, component_lines, count_line
-from gpuchange.checks.snapshot import mapping, parse
-from gpuchange.compat.model import Question
-from gpuchange.compat.resolver import Open, answer
+from gpuchange.compat.resolver import Open
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
-from gpuchange.providers.facts import asked, evidence, section
+from gpuchange.providers.facts import asked, section
+from gpuchange.providers.stacks import StackPreflightReport, judge_preflight, question
 from gpuchange.providers.types import OPEN
-from gpuchange.reports import Report, Verdict, by_state
+from gpuchange.reports import Verdict
 
 
 class AptPreflight(Params):
     """Brought along by `stack: {provider: apt}`."""
 
 
-class AptPreflightReport(Report):
-    """`before`, `after`: {component: version}. `problems` stand in the way, `findings` are worth knowing.
+class AptPreflightReport(StackPreflightReport):
+    """`chosen`: {component: version} of what the plan leaves open; `offered`: how many versions were chosen from."""
 
-    `chosen`: {component: version} of what the plan leaves open; `offered`: how many versions were chosen from.
-    """
-
-    as_wanted: bool = False
     chosen: dict[str, str] = Field(default_factory=dict)
     offered: dict[str, int] = Field(default_factory=dict)
-    before: dict[str, str] = Field(default_factory=dict)
-    after: dict[str, str] = Field(default_factory=dict)
     moves: tuple[Move, ...] = ()
     transaction: Transaction = Transaction()
-    reboot_needed: bool = False
-    sizes: dict[str, int] = Field(default_factory=dict)
-    not_obtainable: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-    findings: tuple[str, ...] = ()
 
 
 def args(view: HostView, _mode: Mode) -> dict[str, Any]:
@@ -55,35 +43,10 @@ def open_parts(view: HostView) -> tuple[Open, ...]:
     return tuple(part for part in parts if versions.get(part) == OPEN)
 
 
-def question(view: HostView) -> Question:
-    """What the resolver is asked about this host, as far as the plan names versions."""
-    facts = mapping(evidence(view, "preflight/host").get("facts"))
-    named = {part: version for part, version in asked(view).items() if version != OPEN}
-    return compatibility.question(facts, parse(facts), named)
-
-
-def one_way(view: HostView, missing: tuple[str, ...]) -> str:
-    """Why this host's change could not be rolled back, unless the operator has accepted that for this host."""
-    if not missing or view.host in (view.plan.get("accept_irreversible") or ()):
-        return ""
-    return f"cannot guarantee rollback for {', '.join(missing)}: accept that with --accept-irreversible {view.host}"
-
-
 def judge(view: HostView, report: AptPreflightReport) -> Verdict:
-    if report.state not in ("done", "not_done"):
-        return by_state(report)
-    irreversible = one_way(view, report.not_obtainable)
-    against = (*report.problems, *((irreversible,) if irreversible else ()), *incompatible(view, report))
-    lines = (*choices(report), *report.findings)
-    return Verdict.reject("; ".join(against), lines) if against else Verdict.accept(findings=lines)
-
-
-def incompatible(view: HostView, report: AptPreflightReport) -> tuple[str, ...]:
-    """What the tables have against the chosen packages: now flavour, fabric manager and open versions are known."""
-    if report.problems or "incompatible" in (section(view, "preflight").get("accept") or ()):
-        return ()
+    """Now flavour, fabric manager and open versions are known, so the tables are asked about the packages."""
     chosen = compatibility.chosen_question(question(view), report.after, report.transaction.install)
-    return tuple(row.sentence() for row in compatibility.against(answer(chosen), tuple(report.after)))
+    return judge_preflight(view, report, chosen, choices(report))
 
 
 def choices(report: AptPreflightReport) -> tuple[str, ...]:

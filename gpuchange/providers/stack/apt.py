@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -12,12 +12,16 @@ from gpuchange.checks.snapshot import mapping
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
 from gpuchange.providers.facts import evidence, sealed
 from gpuchange.providers.preflight.apt import AptPreflightReport
-from gpuchange.providers.types import Duration, Version, VersionOrAuto, refuse
-from gpuchange.reports import Report, Verdict, by_state
-
-LONGEST_REBOOT_S = 1800.0
-LONGEST_BLOCK_S = 900.0
-"""How long somebody else's package operation is waited for before a human has to look."""
+from gpuchange.providers.stacks import (
+    Deadline,
+    DkmsLeftovers,
+    StackReport,
+    judge_stack,
+    judge_stack_undo,
+    reboot_line,
+)
+from gpuchange.providers.types import Version, VersionOrAuto, refuse
+from gpuchange.reports import Verdict
 
 
 class AptStack(Params):
@@ -28,11 +32,8 @@ class AptStack(Params):
     cudnn: VersionOrAuto | None = Field(None, description="cuDNN version, or auto.")
     nccl: Version | None = Field(None, description="NCCL version.")
     container_toolkit: Version | None = Field(None, description="NVIDIA container toolkit version.")
-    deadline: Duration = Field(3000, description="How long one package transaction may take.")
-    dkms_leftovers: Literal["refuse", "set_aside"] = Field(
-        "refuse",
-        description="set_aside: move trees that removed modules left in DKMS out of its way; undone on rollback.",
-    )
+    deadline: Deadline = 3000
+    dkms_leftovers: DkmsLeftovers = "refuse"
     cuda_select: bool = Field(False, description="Switch /usr/local/cuda even where it was chosen by hand.")
 
     @model_validator(mode="after")
@@ -42,17 +43,10 @@ class AptStack(Params):
         return self
 
 
-class AptStackReport(Report):
-    """`installed`: {name: version} of the transaction's packages; `left`: how many are not as wanted."""
+class AptStackReport(StackReport):
+    """`installed`: {name: version} of the transaction's packages."""
 
     installed: dict[str, str] = Field(default_factory=dict)
-    driver: dict[str, Any] = Field(default_factory=dict)
-    boot_id: str = ""
-    rebooted: bool = False
-    rebooting: bool = False
-    blocked: bool = False
-    left: int = 0
-    repaired: tuple[str, ...] = ()
 
 
 def transaction(view: HostView) -> Transaction:
@@ -72,42 +66,21 @@ def args(view: HostView, _mode: Mode) -> dict[str, Any]:
     }
 
 
-def overdue(view: HostView, report: AptStackReport) -> bool:
-    """Whether a reboot, or somebody else's package operation, takes longer than any should."""
-    longest = LONGEST_REBOOT_S if report.rebooting else LONGEST_BLOCK_S if report.blocked else float("inf")
-    return report.state == "running" and view.waited > longest
-
-
 def judge(view: HostView, report: AptStackReport) -> Verdict:
-    if overdue(view, report):
-        return Verdict.hold(f"{report.why} for {view.waited:.0f} s")
-    if report.state != "done":
-        return by_state(report)
     wanted = transaction(view)
-    wrong = wanted.unmet(report.installed)
-    loaded = report.driver.get("loaded")
-    if wanted.driver and loaded != wanted.driver:
-        wrong = (*wrong, f"the loaded driver is {loaded or 'none'}, not {wanted.driver}")
-    return Verdict.reject("; ".join(wrong)) if wrong else Verdict.accept(findings=report.repaired)
+    return judge_stack(view, report, wanted.unmet(report.installed), wanted.driver)
 
 
 def judge_undo(view: HostView, report: AptStackReport) -> Verdict:
-    """Going back is judged as installed: whether the old driver works again is for prove to say."""
-    if report.state == "not_done" and (report.installed or report.driver) and not report.left:
-        return Verdict.accept(findings=(report.why,))
-    if overdue(view, report):
-        return Verdict.hold(f"{report.why} for {view.waited:.0f} s")
-    return by_state(report)
+    return judge_stack_undo(view, report, report.installed)
 
 
 def preview(view: HostView, _report: AptStackReport) -> tuple[str, ...]:
     chosen = AptPreflightReport.model_validate({"state": "unknown", **evidence(view, "preflight/apt")})
     if chosen.as_wanted:
         return ("nothing to install",)
-    reboot = "one reboot: the driver changes" if chosen.reboot_needed else "no reboot"
-    return tuple(
-        line for line in (*component_lines(chosen.before, chosen.after), count_line(chosen.moves), reboot) if line
-    )
+    lines = (*component_lines(chosen.before, chosen.after), count_line(chosen.moves), reboot_line(chosen))
+    return tuple(line for line in lines if line)
 
 
 PROVIDER = Provider(
