@@ -55,15 +55,15 @@ def build(version: str, repository: Path, scratch: Path) -> Path:
     shutil.copy2(installer, folder / "files/usr/bin/nvidia-installer")
     uninstaller.write_text('#!/bin/sh\nexec nvidia-installer --uninstall "$@"\n')
     uninstaller.chmod(0o755)
-    return _archive(folder, version, scratch)
+    return archive(folder, version, scratch)
 
 
-def _archive(folder: Path, version: str, scratch: Path) -> Path:
+def archive(folder: Path, version: str, scratch: Path) -> Path:
     """Head and tar.gz in one file; its checksums cover everything behind its third line."""
     payload = scratch / "payload.tar.gz"
-    with tarfile.open(payload, "w:gz") as archive:
+    with tarfile.open(payload, "w:gz") as packed:
         for path in sorted(folder.iterdir()):
-            archive.add(path, arcname=path.name, filter=_as_root)
+            packed.add(path, arcname=path.name, filter=_as_root)
     kib = sum(path.lstat().st_size for path in folder.rglob("*")) // 1024 + 1
     text = (FILES / "head.sh").read_text()
     values = {"VERSION": version, "ARCH": os.uname().machine, "KIB": str(kib), "SKIP": str(text.count("\n") + 1)}

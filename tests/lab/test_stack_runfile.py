@@ -11,6 +11,7 @@ from playing import Player, kill_tree
 from staging import Steps
 
 from gpuchange.lab import Host, Lab, runfile
+from gpuchange.providers.stack.runfile import RunfileStack
 from gpuchange.waiting import wait_until
 
 OLD, NEW = "550.54.15", "570.172.08"
@@ -20,7 +21,7 @@ PURGE = (
     "systemctl disable --now modelserver.service; export DEBIAN_FRONTEND=noninteractive; apt-get -y -q purge"
     " 'nvidia-driver-*' 'nvidia-utils-*' 'libnvidia-compute-*' 'nvidia-dkms-*' 'nvidia-kernel-common-*'"
 )
-TOOLS = "printf '#!/bin/sh\\necho 12.2.0\\n' > /usr/local/bin/cc; chmod 755 /usr/local/bin/cc; ln -sf cc /usr/local/bin/make"
+TOOLS = "cd /usr/local/bin; printf '#!/bin/sh\\necho 12.2.0\\n' > cc; chmod 755 cc; ln -sf cc make"
 EVERYTHING = (
     "find /etc /usr /lib/modules /var/lib/nvidia /var/lib/dkms ! -path '*/__pycache__/*' -type f -print0"
     " | sort -z | xargs -0 sha256sum; find /usr/bin /usr/lib /var/lib/dkms -type l | sort | xargs ls -ld --time-style=+"
@@ -62,7 +63,8 @@ def player(lab: Lab, request: pytest.FixtureRequest) -> Player:
 
 
 def wanted(player: Player, version: str = NEW, **more: Any) -> dict[str, Any]:
-    return {"driver": version, **put(player.host, version), "previous": put(player.host, OLD), **more}
+    plan = {"driver": version, **put(player.host, version), "previous": put(player.host, OLD), **more}
+    return RunfileStack.model_validate(plan).model_dump(mode="json")
 
 
 def begun(player: Player, plan: dict[str, Any]) -> Steps:
@@ -100,7 +102,7 @@ def test_there_and_back_exactly_with_one_reboot_each(player: Player) -> None:
 def test_a_host_without_a_driver_goes_back_to_none(player: Player) -> None:
     player.sh("nvidia-uninstall --silent")
     before = player.sh(EVERYTHING)
-    plan = {**wanted(player, dkms=False), "previous": None}
+    plan = wanted(player, dkms=False, previous=None)
     steps = Steps(player, provider="runfile", **plan)
     for key in ("preflight/runfile", "record/host", "backup/runfile"):
         assert steps.step(key).outcome == "accept", steps.body
@@ -121,9 +123,6 @@ def test_killed_in_the_middle_it_is_found_again_and_a_power_cut_is_completed(pla
     said = player.play("stack_runfile", "apply", args)
     assert said["state"] == "running" and "still active on this host since" in said["why"], said
     assert player.play("stack_runfile", "probe", args)["state"] == "running"
-    assert player.play("stack_runfile", "undo", args, "undo")["why"].startswith(
-        "the transaction of the other direction"
-    )
     player.host.power("cut")
     player.host.power("on")
     player.host.wait_ready()
@@ -164,9 +163,7 @@ def test_what_is_in_the_way_is_named_before_anything_is_changed(player: Player) 
     assert f"driver {OLD}, whose .run file is not on the host (name it in stack.previous)" in says(previous=None)
     newer = put(player.host, "570.124.06")
     assert f"stack.previous: {newer['file']} installs driver 570.124.06, not {OLD}" in says(previous=newer)
-    player.sh(
-        "mv /usr/local/bin/make /usr/local/bin/make.off; echo $$ > /tmp/.X0-lock; sleep 600 & echo $! > /tmp/.X0-lock"
-    )
+    player.sh("mv /usr/local/bin/make /usr/local/bin/make.off; sleep 600 > /dev/null 2>&1 & echo $! > /tmp/.X0-lock")
     lacking = says()
     assert "not installed on this host: make" in lacking and "an X server is running (pid " in lacking, lacking
     player.sh("mv /usr/local/bin/make.off /usr/local/bin/make; rm /tmp/.X0-lock")
