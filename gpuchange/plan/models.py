@@ -205,7 +205,8 @@ def _implied(phase: str, name: str) -> tuple[Chosen, ...]:
 def _preflight(plan: Plan, phase: str) -> tuple[Chosen, ...]:
     """The host's own checks, then those that drain, change and stack providers bring under their own names."""
     bringing = _section(plan, "drain") + _section(plan, "change") + _section(plan, "stack")
-    return _sections(plan, phase) + tuple(extra for row in bringing for extra in _implied(phase, row.provider.name))
+    names = [row.provider.name for row in bringing] + ["peer"] * bool(_peer(plan))
+    return _sections(plan, phase) + tuple(extra for name in names for extra in _implied(phase, name))
 
 
 def _backup(plan: Plan, phase: str) -> tuple[Chosen, ...]:
@@ -227,15 +228,22 @@ def _baseline(plan: Plan, phase: str) -> tuple[Chosen, ...]:
 
 
 def _verify(plan: Plan, phase: str) -> tuple[Chosen, ...]:
-    """The host itself, then its cards' speed if something measures it, and stress if it is asked for."""
+    """The host itself, then its cards' speed if something measures it, stress and another host if asked for."""
     host = _sections(plan, phase)
     speed = providers.find(phase, "gpu")
     asked = {
         key: value for row in host for key, value in row.params.items() if speed and key in speed.params.model_fields
     }
     if speed is None or not (_baseline(plan, "baseline") or asked.get("stress")):
-        return host
-    return (*host, Chosen(speed, asked))
+        return host + _peer(plan)
+    return (*host, Chosen(speed, asked), *_peer(plan))
+
+
+def _peer(plan: Plan) -> tuple[Chosen, ...]:
+    """The test with another host, if `verify` asks for one."""
+    provider = providers.find("verify", "peer")
+    given = [row.params["peer"] for row in _section(plan, "verify") if row.params.get("peer")]
+    return tuple(Chosen(provider, params) for params in given if provider)
 
 
 _CHOOSERS = {"preflight": _preflight, "backup": _backup, "drain": _drain, "baseline": _baseline, "verify": _verify}

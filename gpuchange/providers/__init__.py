@@ -15,6 +15,7 @@ from gpuchange.providers.preflight.apt import PROVIDER as PREFLIGHT_APT
 from gpuchange.providers.preflight.haproxy import PROVIDER as PREFLIGHT_HAPROXY
 from gpuchange.providers.preflight.host import PROVIDER as PREFLIGHT_HOST
 from gpuchange.providers.preflight.manual import PROVIDER as PREFLIGHT_MANUAL
+from gpuchange.providers.preflight.peer import PROVIDER as PREFLIGHT_PEER
 from gpuchange.providers.preflight.runfile import PROVIDER as PREFLIGHT_RUNFILE
 from gpuchange.providers.record.host import PROVIDER as RECORD_HOST
 from gpuchange.providers.seal.host import PROVIDER as SEAL_HOST
@@ -22,6 +23,7 @@ from gpuchange.providers.stack.apt import PROVIDER as STACK_APT
 from gpuchange.providers.stack.runfile import PROVIDER as STACK_RUNFILE
 from gpuchange.providers.verify.gpu import PROVIDER as VERIFY_GPU
 from gpuchange.providers.verify.host import PROVIDER as VERIFY_HOST
+from gpuchange.providers.verify.peer import PROVIDER as VERIFY_PEER
 from gpuchange.providers.watch.host import PROVIDER as WATCH_HOST
 
 PROVIDERS: tuple[Provider, ...] = (
@@ -30,6 +32,7 @@ PROVIDERS: tuple[Provider, ...] = (
     PREFLIGHT_APT,
     PREFLIGHT_RUNFILE,
     PREFLIGHT_MANUAL,
+    PREFLIGHT_PEER,
     RECORD_HOST,
     BACKUP_PACKAGES,
     BACKUP_RUNFILE,
@@ -44,6 +47,7 @@ PROVIDERS: tuple[Provider, ...] = (
     STACK_RUNFILE,
     VERIFY_HOST,
     VERIFY_GPU,
+    VERIFY_PEER,
     WATCH_HOST,
 )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpuchange_host import change_of, state_path, write_atomic
-from ansible.module_utils.gpuchange_unit import UnitName, unit_state, wait_for_unit
+from ansible.module_utils.gpuchange_unit import UnitName, named, unit_state, wait_for_unit
 
 STEP = "measure"
+RANK = "rank"  # begins the step of a test between hosts
 PHASES = ("baseline", "verify")
 WAIT_S = 20.0
 
@@ -22,10 +23,12 @@ def end_measuring(module: AnsibleModule) -> str:
     Call it inside `owned(module)`.
     """
     names = {phase: UnitName(change_of(module), phase, "do", STEP) for phase in PHASES}
-    running = {phase: name for phase, name in names.items() if unit_state(name)["state"] == "running"}
-    for phase in running:
-        write_atomic(stop_path(module, phase), "")
-    for name in running.values():
+    stops = {name: stop_path(module, phase) for phase, name in names.items()}
+    stops.update({name: name.file("stop") for name in named(change_of(module), RANK)})
+    running = [name for name in stops if unit_state(name)["state"] == "running"]
+    for name in running:
+        write_atomic(stops[name], "")
+    for name in running:
         if wait_for_unit(name, WAIT_S / len(running))["state"] == "running":
             return name.unit
     return ""

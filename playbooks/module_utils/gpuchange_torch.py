@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Sequence, Tuple
 
 from ansible.module_utils.gpuchange_look import ENVIRONMENT, run
 
@@ -64,21 +64,33 @@ if __name__ == "__main__":
 """
 
 
-def look(python: str) -> Dict[str, Any]:
-    """{load: "torch VERSION" | "built-in", python, why}: `why` says why PyTorch does not carry the load."""
-    said = run([python or "python3", "-c", LOOK], LOOK_DEADLINE_S)
-    own = {"load": "built-in", "python": ""}
+def ask(python: str, deadline_s: float = LOOK_DEADLINE_S, env: Sequence[str] = ()) -> Dict[str, Any]:
+    """{version, cards, path, why}: what this interpreter's PyTorch says of itself; `why`: there is none to be had.
+
+    `env`: NAME=VALUE, beside what every command gets.
+    """
+    said = run([*(["env", *env] if env else []), python or "python3", "-c", LOOK], deadline_s)
+    nothing = {"version": "", "cards": 0, "path": str(said["path"])}
+    if said["hung"]:
+        return dict(nothing, why="no answer within %g s" % deadline_s)
     if said["rc"] != 0:
-        last = (str(said["err"]).strip().splitlines() or ["no answer"])[-1]
-        return dict(own, why="PyTorch is not used: %s" % last[:200])
+        return dict(nothing, why=(str(said["err"]).strip().splitlines() or ["no answer"])[-1][:200])
     try:
         found = json.loads(str(said["out"]).strip().splitlines()[-1])
-        version, cards = str(found["version"]), int(found["cards"])
+        return dict(nothing, version=str(found["version"]), cards=int(found["cards"]), why="")
     except (ValueError, KeyError, TypeError, IndexError):
-        return dict(own, why="PyTorch is not used: its answer cannot be read")
-    if not cards:
-        return dict(own, why="PyTorch %s is not used: it sees no card" % version)
-    return {"load": "torch %s" % version, "python": str(said["path"]), "why": ""}
+        return dict(nothing, why="its answer cannot be read")
+
+
+def look(python: str) -> Dict[str, Any]:
+    """{load: "torch VERSION" | "built-in", python, why}: `why` says why PyTorch does not carry the load."""
+    found = ask(python)
+    own = {"load": "built-in", "python": ""}
+    if found["why"]:
+        return dict(own, why="PyTorch is not used: %s" % found["why"])
+    if not found["cards"]:
+        return dict(own, why="PyTorch %s is not used: it sees no card" % found["version"])
+    return {"load": "torch %s" % found["version"], "python": found["path"], "why": ""}
 
 
 def start(library: Dict[str, Any], index: int, seconds: float, device: str = "", size: int = 4096) -> Tuple[int, int]:

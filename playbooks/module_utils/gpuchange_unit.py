@@ -67,13 +67,17 @@ def unit_name(module: AnsibleModule, step: str, generation: int = 0, folder: str
     return UnitName(change_of(module), phase_of(module), direction_of(module), step, generation, folder)
 
 
-def working(change: str) -> list[str]:
-    """The change's units that run on this host now."""
+def named(change: str, step: str = "") -> list[UnitName]:
+    """The change's units on this host, whatever became of them, whose step begins so."""
     folder = os.path.join(ROOT, change)
     files = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     stems = [UNIT_FILE.fullmatch(name) for name in files]
-    names = [UnitName(change, m[1], m[2], m[3], int(m[4] or 0)) for m in stems if m]
-    return [name.unit for name in names if unit_state(name)["state"] == "running"]
+    return [UnitName(change, m[1], m[2], m[3], int(m[4] or 0)) for m in stems if m and m[3].startswith(step)]
+
+
+def working(change: str) -> list[str]:
+    """The change's units that run on this host now."""
+    return [name.unit for name in named(change) if unit_state(name)["state"] == "running"]
 
 
 def host_unit(

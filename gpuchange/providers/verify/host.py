@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -23,8 +23,9 @@ from gpuchange.providers.facts import (
     sealed,
 )
 from gpuchange.providers.facts import wanted as wanted_versions
-from gpuchange.providers.types import Duration
+from gpuchange.providers.types import Duration, Short
 from gpuchange.providers.verify.gpu import SpeedParams
+from gpuchange.providers.verify.peer import PeerParams
 from gpuchange.reports import Verdict, by_state
 
 LOOK_AGAIN_S = 10.0
@@ -42,6 +43,9 @@ class VerifyParams(SpeedParams):
         "hold",
         description="MIG, ECC, persistence, power limit or clocks not as before: hold the host, only say so, or set "
         "again what can be set (MIG devices, persistence, power limit; in a rollback too) and hold what is left.",
+    )
+    peer: Annotated[PeerParams, Short("hosts")] | None = Field(
+        None, description="Sum and train together with this host before the host serves again; left out: no such test."
     )
 
 
