@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpuchange.checks import kernel_log, soak
-from gpuchange.checks.haproxy import Part, before_drain, differences, drained, released, unfinished
+from gpuchange.checks.balancer import Part, before_drain, differences, drained, released, unfinished
 from gpuchange.providers.contract import HostView
 from gpuchange.providers.drain.gpu_users import PROVIDER as GPU_USERS
 from gpuchange.providers.drain.haproxy import PROVIDER as HAPROXY
@@ -39,6 +39,20 @@ def test_preview_tells_sessions_others_and_what_stands_against() -> None:
     assert blocked[-1] == "lb1: would not be drained now: backend gpu: 0 other servers serve"
     foreign = part(servers=[server(admin="drain", status="DRAIN")])
     assert before_drain(foreign)[0].endswith("already drained: stays so")
+
+
+@pytest.mark.parametrize(
+    ("reload", "said"),
+    [
+        ({"others": 12, "limit": "60s"}, ["12 connections on other servers may be cut after 60s"]),
+        ({"others": 1}, ["1 connection on other servers keep an old worker until they end"]),
+        ({"not_loaded": ["/etc/nginx/x"]}, ["nothing else is open now", "also brings in /etc/nginx/x, edited since"]),
+    ],
+)
+def test_preview_tells_whom_a_reload_concerns(reload: dict[str, Any], said: list[str]) -> None:
+    lines = before_drain(part(servers=[server(admin="ready", status="reachable")], reload=reload))[1:]
+    assert lines[0].startswith("lb1: the drain needs a reload; ")
+    assert all(words in line for words, line in zip(said, lines, strict=True))
 
 
 def test_drained_tells_cut_sessions_and_foreign_states() -> None:

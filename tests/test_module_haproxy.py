@@ -10,7 +10,7 @@ from typing import Any
 
 import hostcode
 import pytest
-from ansible.module_utils import gpuchange_haproxy_api as api
+from ansible.module_utils import gpuchange_connections as connections
 from ansible.module_utils import gpuchange_haproxy_job as work
 from ansible.module_utils import gpuchange_host as host
 from realhaproxy import HAPROXY, Balancer, Model
@@ -309,9 +309,9 @@ def test_stopped_haproxy_and_weak_socket_are_named(tmp_path: Path, state: Path) 
 
 
 def test_endpoints_of_proc_net_tcp() -> None:
-    assert api.endpoint("0100007F:1F90") == ("127.0.0.1", 8080)
-    assert api.endpoint("0000000000000000FFFF00000100007F:0050") == ("127.0.0.1", 80)
-    assert api.endpoint("B80D0120000000000000000001000000:01BB") == ("2001:db8::1", 443)
+    assert connections.endpoint("0100007F:1F90") == ("127.0.0.1", 8080)
+    assert connections.endpoint("0000000000000000FFFF00000100007F:0050") == ("127.0.0.1", 80)
+    assert connections.endpoint("B80D0120000000000000000001000000:01BB") == ("2001:db8::1", 443)
 
 
 def test_unlock_frees_the_servers_of_a_lost_change_only(balancer: Balancer, state: Path) -> None:

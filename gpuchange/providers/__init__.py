@@ -11,10 +11,12 @@ from gpuchange.providers.contract import Provider
 from gpuchange.providers.drain.gpu_users import PROVIDER as DRAIN_GPU_USERS
 from gpuchange.providers.drain.haproxy import PROVIDER as DRAIN_HAPROXY
 from gpuchange.providers.drain.hooks import PROVIDER as DRAIN_HOOKS
+from gpuchange.providers.drain.nginx import PROVIDER as DRAIN_NGINX
 from gpuchange.providers.preflight.apt import PROVIDER as PREFLIGHT_APT
 from gpuchange.providers.preflight.haproxy import PROVIDER as PREFLIGHT_HAPROXY
 from gpuchange.providers.preflight.host import PROVIDER as PREFLIGHT_HOST
 from gpuchange.providers.preflight.manual import PROVIDER as PREFLIGHT_MANUAL
+from gpuchange.providers.preflight.nginx import PROVIDER as PREFLIGHT_NGINX
 from gpuchange.providers.preflight.peer import PROVIDER as PREFLIGHT_PEER
 from gpuchange.providers.preflight.runfile import PROVIDER as PREFLIGHT_RUNFILE
 from gpuchange.providers.record.host import PROVIDER as RECORD_HOST
@@ -29,6 +31,7 @@ from gpuchange.providers.watch.host import PROVIDER as WATCH_HOST
 PROVIDERS: tuple[Provider, ...] = (
     PREFLIGHT_HOST,
     PREFLIGHT_HAPROXY,
+    PREFLIGHT_NGINX,
     PREFLIGHT_APT,
     PREFLIGHT_RUNFILE,
     PREFLIGHT_MANUAL,
@@ -39,6 +42,7 @@ PROVIDERS: tuple[Provider, ...] = (
     DRAIN_HOOKS,
     BACKUP_RSYNC,
     DRAIN_HAPROXY,
+    DRAIN_NGINX,
     DRAIN_GPU_USERS,
     SEAL_HOST,
     BASELINE_GPU,

@@ -8,9 +8,10 @@ import io
 import os
 import re
 import socket
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
-NAME = re.compile(r"[A-Za-z0-9_.:-]{1,255}")
+from ansible.module_utils import gpuchange_connections as connections
+
 FORCED_MAINT, CONFIG_MAINT, FORCED_DRAIN = 0x01, 0x04, 0x08
 RUNNING_STATES = (1, 2)  # starting (slow start) and running take new requests; stopped and stopping do not
 CHECK_ENABLED = 0x02  # bit of srv_check_state
@@ -162,79 +163,15 @@ def carried_by_old_workers(current_pid: int, servers: List[Tuple[str, int]], pro
 
     A reload moves the listening sockets only: the new worker counts no session for a stream that an old one carries.
     """
-    held = ((pid, _connections(proc, pid, servers)) for pid in _siblings(proc, current_pid))
+    held = ((pid, len(connections.held_by(pid, servers, proc))) for pid in _siblings(proc, current_pid))
     return {pid: count for pid, count in held if count}
 
 
 def _siblings(proc: str, pid: int) -> Iterator[int]:
     """Other processes of the same program under the same parent."""
-    name, parent = _identity(proc, pid)
+    name, parent = connections.identity(pid, proc)
     if not name:
         return
-    for entry in os.listdir(proc):
-        if entry.isdigit() and int(entry) != pid and _identity(proc, int(entry)) == (name, parent):
-            yield int(entry)
-
-
-def _identity(proc: str, pid: int) -> Tuple[str, str]:
-    """Name and parent of a process; ("", "") when it is gone."""
-    try:
-        with open(os.path.join(proc, str(pid), "stat"), encoding="utf-8", errors="replace") as file:
-            name, _, rest = file.read().partition("(")[2].rpartition(")")
-    except OSError:
-        return "", ""
-    return name, rest.split()[1]
-
-
-def _connections(proc: str, pid: int, servers: List[Tuple[str, int]]) -> int:
-    inodes = _socket_inodes(os.path.join(proc, str(pid), "fd"))
-    if not inodes:
-        return 0
-    tables = (os.path.join(proc, str(pid), "net", name) for name in ("tcp", "tcp6"))
-    found = (line for table in tables for line in _established(table))
-    return sum(1 for remote, inode in found if inode in inodes and remote in servers)
-
-
-def _socket_inodes(folder: str) -> "set[str]":
-    inodes = set()
-    try:
-        for name in os.listdir(folder):
-            target = os.readlink(os.path.join(folder, name))
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
-    except OSError:  # the process or the descriptor is gone: what it held is gone too
-        pass
-    return inodes
-
-
-def _established(table: str) -> Iterator[Tuple[Tuple[str, int], str]]:
-    try:
-        with open(table, encoding="ascii") as file:
-            lines = file.read().splitlines()[1:]
-    except OSError:
-        return
-    for line in lines:
-        fields = line.split()
-        if len(fields) > 9 and fields[3] == "01":
-            yield endpoint(fields[2]), fields[9]
-
-
-def endpoint(text: str) -> Tuple[str, int]:
-    """`0100007F:1F90` of /proc/net/tcp as ("127.0.0.1", 8080); the kernel prints addresses as host-order words."""
-    address, _, port = text.partition(":")
-    try:
-        raw = b"".join(bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8))
-        if len(raw) == 16 and raw[:12] == b"\0" * 10 + b"\xff\xff":
-            raw = raw[12:]
-        return socket.inet_ntop(socket.AF_INET6 if len(raw) == 16 else socket.AF_INET, raw), int(port, 16)
-    except ValueError:
-        raise HaproxyError("the kernel's table of connections cannot be read: %r" % text[:60])
-
-
-def reaches(address: str, port: int, timeout_s: float = 2.0) -> Optional[str]:
-    """None when the server accepts a connection from this balancer, else why not."""
-    try:
-        socket.create_connection((address, port), timeout_s).close()
-    except OSError as error:
-        return "%s:%d: %s" % (address, port, error.strerror or error)
-    return None
+    for other in connections.children(int(parent), proc):
+        if other != pid and connections.identity(other, proc)[0] == name:
+            yield other

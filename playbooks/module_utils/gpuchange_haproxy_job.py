@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
-from ansible.module_utils.gpuchange_haproxy_api import NAME, Haproxy, HaproxyError, carried_by_old_workers, serves
+from ansible.module_utils.gpuchange_draining import NAME
+from ansible.module_utils.gpuchange_haproxy_api import Haproxy, HaproxyError, carried_by_old_workers, serves
 from ansible.module_utils.gpuchange_notes import Notes
 
 MEMBERS_SHOWN = 64
 
 
-def checked_args(args: Dict[str, Any]) -> Dict[str, Any]:
-    """The arguments with defaults. Names travel inside commands of a line protocol: anything else is refused."""
-    full = {"socket": "/run/haproxy/admin.sock", "timeout": 300, "on_timeout": "fail", "min_serving": 1}
-    full.update({"ready_within": 300, "wait_s": 40.0, "among": 1, "balancer": ""}, **args)
-    for name in [full.get("server"), *full.get("backends", [])]:
+def checked_names(args: Dict[str, Any]) -> str:
+    """The server's name. Names travel inside commands of a line protocol: anything else is refused."""
+    for name in [args.get("server"), *args.get("backends", [])]:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise HaproxyError("%r cannot be the name of a HAProxy backend or server" % (name,))
-    return full
+    return str(args["server"])
 
 
 def pick(rows: List[Dict[str, Any]], backends: List[str], server: str) -> List[Dict[str, Any]]:

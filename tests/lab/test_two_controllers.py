@@ -33,6 +33,7 @@ STEPS = (
     *("backup/packages", "drain/haproxy", "drain/gpu_users", "seal/host", "baseline/gpu", "stack/apt", "verify/host"),
     *("release/gpu_users", "release/haproxy", "watch/host"),
 )
+BEFORE_IT_ACTED = STEPS[:1]  # stopped here, it had done nothing that a rollback could give back
 AFTER_STACK = STEPS[STEPS.index("verify/host") :]
 BACK = {"provider": "apt", "driver": OLD_DRIVER, "cuda": "12.4.1", "cudnn": "9.1.0", "container_toolkit": "1.16.2"}
 SHUT_OUT = {"released", "locked", "stale"}
@@ -125,7 +126,10 @@ def meet(field: Field, step: str, moment: str = "before") -> Meeting:
             with ending(second, works):
                 _come_back(first, process, host, meeting)
                 _second_ends(second, works, middle, host, meeting)
-            _never_again(first, host, meeting)
+            if middle:
+                _never_again(first, host, meeting)
+            else:  # the first's work, ended by itself, had made the host what the second wanted: it took nothing
+                _goes_on(first, host, meeting)
     return meeting
 
 
@@ -199,8 +203,18 @@ def _never_again(first: Controller, host: Host, meeting: Meeting) -> None:
         process = first.begin(*command)
         first.until(process, lambda _: False)
         code, gained = process.wait(), since(written, ledger(host))
-        _check(meeting, code in (5, 6, 7), f"{command[0]} of the first afterwards: exit {code}: {first.said()}")
+        nothing_to_take_back = command[0] == "rollback" and meeting.step in BEFORE_IT_ACTED and code == 0
+        refused = code in (5, 6, 7) or nothing_to_take_back
+        _check(meeting, refused, f"{command[0]} of the first afterwards: exit {code}: {first.said()}")
         _check(meeting, not any(gained.values()), f"{command[0]} of the first acted: {gained}")
+
+
+def _goes_on(first: Controller, host: Host, meeting: Meeting) -> None:
+    """A new controller of the first change is let in, since nobody else has acted on the host."""
+    process = first.begin("resume", first.id, "--yes")
+    first.until(process, lambda _: False)
+    _check(meeting, process.wait() == 0, f"resume on a host that nobody took: {first.said()}")
+    _check(meeting, loaded_driver(host) == NEW_DRIVER, f"driver {loaded_driver(host)}")
 
 
 @pytest.mark.timeout(3600)

@@ -1,4 +1,4 @@
-"""HAProxy as balancers report it: what a server's state means, and the sentences about drain and release. Pure."""
+"""Balancers as they are reported: what a server's state means, and the sentences about drain and release. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Admin = Literal["ready", "drain", "maint"]
+Admin = Literal["ready", "drain", "maint", "down"]
 
-OUT_WORDS = {"drain": "drained", "maint": "in maintenance"}
+OUT_WORDS = {"drain": "drained", "maint": "in maintenance", "down": "marked down"}
 
 
 class _Data(BaseModel):
@@ -50,6 +50,14 @@ class Member(_Data):
     weight: int = 0
 
 
+class Reload(_Data):
+    """What a reload does to others: connections to other servers, their time limit, edited files that it brings in."""
+
+    others: int = 0
+    limit: str = ""
+    not_loaded: tuple[str, ...] = ()
+
+
 class Part(_Data):
     """What one balancer reports of one server, over all backends concerned. `found`: as it was before the drain."""
 
@@ -66,6 +74,7 @@ class Part(_Data):
     cut: int = 0
     short: str = ""
     level: str = ""
+    reload: Reload | None = None
     foreign: dict[str, Any] = Field(default_factory=dict)
 
     def says(self, text: str) -> str:
@@ -104,8 +113,22 @@ def _names(part: Part) -> str:
 
 def before_drain(part: Part) -> tuple[str, ...]:
     """What a preview says: state and sessions now, who else serves, what would stand against the drain."""
-    lines = tuple(part.says(_standing(server, part.others_serving.get(server.backend, 0))) for server in part.servers)
-    return (*lines, part.says(f"would not be drained now: {part.short}")) if part.short else lines
+    lines = [_standing(server, part.others_serving.get(server.backend, 0)) for server in part.servers]
+    lines += [f"would not be drained now: {part.short}"] if part.short else []
+    lines += _reloading(part.reload) if part.reload else []
+    return tuple(map(part.says, lines))
+
+
+def _reloading(seen: Reload) -> list[str]:
+    """Whom a reload concerns besides our server."""
+    count = f"{seen.others} connection" + ("" if seen.others == 1 else "s")
+    if not seen.others:
+        lines = ["the drain needs a reload; nothing else is open now"]
+    elif seen.limit:
+        lines = [f"the drain needs a reload; {count} on other servers may be cut after {seen.limit}"]
+    else:
+        lines = [f"the drain needs a reload; {count} on other servers keep an old worker until they end"]
+    return lines + [f"the reload also brings in {file}, edited since the last one" for file in seen.not_loaded]
 
 
 def _standing(server: Server, others: int) -> str:
