@@ -37,6 +37,7 @@ THEMES = {
     "hashing",
     "rsync-delete",
     "rsync-links-sparse",
+    "nginx",
 }
 
 
