@@ -78,7 +78,7 @@ def test_unknown_keys_stop_a_change_before_any_play_and_are_shown(begin: Callabl
     with pytest.raises(BeforeChangeError) as caught:
         run(home, world)
     said = caught.value
-    assert str(said).count("is not known") == 2 and "; " in str(said)
+    assert str(said).count("is not known") == 2 and "is not known; the host key of" in str(said)
     for host in ("h1", "h2"):
         assert f"{host}: {doors.fingerprint(host)}" in said.why
     assert "ssh-keygen -lf" in said.remedy and "--accept-new-host-keys" in said.remedy

@@ -288,3 +288,27 @@ def test_going_back_out_takes_slots_before_going_out() -> None:
     first = decide(run.state, run.limits, run.now)
     assert [start.hosts for start in first.starts if start.phase == "release"] == [("h0", "h1")]
     assert "release/haproxy" in first.blocked or "h2" not in {host for start in first.starts for host in start.hosts}
+
+
+# -- going back and going forth share the slots -----------------------------------------------------------------------
+
+
+def test_a_host_that_goes_back_takes_one_slot_and_leaves_the_others() -> None:
+    state = fresh(5)
+    upto(state, "h0", "watch", Outcome())
+    for host in ("h1", "h2", "h3", "h4"):
+        upto(state, host, "drain")
+    state.apply(turn("h0"), 0.0)
+    starts = decide(state, Limits(3, stop_after_failures=9), 0.0).starts
+    assert [(start.direction, start.hosts) for start in starts] == [("undo", ("h0",)), ("do", ("h1", "h2"))]
+
+
+def test_who_waits_to_go_back_waits_for_a_slot_whatever_stops_the_others() -> None:
+    state = fresh(2)
+    for host in ("h0", "h1"):
+        upto(state, host, "watch", Outcome())
+        state.apply(turn(host), 0.0)
+    start = next(start for start in decide(state, Limits(1), 0.0).starts if start.hosts == ("h0",))
+    told(state, start)
+    blocked = decide(state, Limits(1), 0.0).blocked
+    assert "1 hosts wait: 1 of 1 hosts are out" in blocked.values()

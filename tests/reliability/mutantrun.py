@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -190,10 +191,22 @@ def content_sum(path: str) -> str:
 
 
 def _digest(paths: Sequence[str]) -> str:
-    """Of these files, and of all that tests share."""
-    shared = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("*.py"))]
-    helpers = [path for path in shared if not path.startswith("tests/test_")]
-    return hashlib.sha256("".join(map(content_sum, [*paths, *helpers, MUTATION])).encode()).hexdigest()[:16]
+    """Of these files, and of all that tests among them share with others."""
+    shared = sorted({helper for path in paths if path.startswith("tests/") for helper in helpers(path)})
+    return hashlib.sha256("".join(map(content_sum, [*paths, *shared, MUTATION])).encode()).hexdigest()[:16]
+
+
+@lru_cache
+def helpers(path: str) -> frozenset[str]:
+    """The files of tests/ that a test file draws on, be it by way of others: every one that is named in it."""
+    known = {f.stem: str(f.relative_to(ROOT)) for f in (ROOT / "tests").glob("*.py") if not f.stem.startswith("test_")}
+    found, open_ends = {known["conftest"]}, [path, known["conftest"]]
+    while open_ends:
+        words = set(re.findall(r"\w+", (ROOT / open_ends.pop()).read_text()))
+        named = {known[stem] for stem in known.keys() & words} - found
+        found |= named
+        open_ends += named
+    return frozenset(found)
 
 
 def _read(path: Path) -> list[Verdict]:
