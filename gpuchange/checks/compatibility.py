@@ -114,11 +114,12 @@ def chosen_question(asked: Question, after: Mapping[str, str], install: Mapping[
     )
 
 
+MODULE_PACKAGE = r"nvidia-(dkms|kernel-(source|dkms|open)|open)\b|linux-.*-nvidia|a?kmod-nvidia\b"
+
+
 def flavour_of(install: Iterable[str]) -> str:
     """The module's flavour by its package's name; "" when no module package is among them."""
-    modules = [
-        name for name in install if re.match(r"nvidia-(dkms|kernel-(source|dkms|open)|open)\b|linux-.*-nvidia", name)
-    ]
+    modules = [name for name in install if re.match(MODULE_PACKAGE, name)]
     if not modules:
         return ""
     return "open" if any("open" in name for name in modules) else "proprietary"

@@ -153,7 +153,9 @@ def _who(version: str, history: str) -> str:
 
 def library_version(names: Mapping[str, str]) -> str | None:
     """The userspace driver version: the upstream part of the package that ships libcuda/libnvidia-ml, or None."""
-    wanted = re.compile(r"(?:libnvidia-compute(?:-\d+(?:-server)?)?|libnvidia-ml1|libcuda1)")
+    wanted = re.compile(
+        r"(?:libnvidia-compute(?:-\d+(?:-server)?)?|libnvidia-ml1|libcuda1|nvidia-driver-(?:cuda-)?libs)"
+    )
     for name in sorted(names):
         if wanted.fullmatch(name):
             found = _VERSION.search(names[name].rpartition(":")[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuchange.providers.backup.dnf import PROVIDER as BACKUP_DNF
 from gpuchange.providers.backup.packages import PROVIDER as BACKUP_PACKAGES
 from gpuchange.providers.backup.rsync import PROVIDER as BACKUP_RSYNC
 from gpuchange.providers.backup.runfile import PROVIDER as BACKUP_RUNFILE
@@ -13,6 +14,7 @@ from gpuchange.providers.drain.haproxy import PROVIDER as DRAIN_HAPROXY
 from gpuchange.providers.drain.hooks import PROVIDER as DRAIN_HOOKS
 from gpuchange.providers.drain.nginx import PROVIDER as DRAIN_NGINX
 from gpuchange.providers.preflight.apt import PROVIDER as PREFLIGHT_APT
+from gpuchange.providers.preflight.dnf import PROVIDER as PREFLIGHT_DNF
 from gpuchange.providers.preflight.haproxy import PROVIDER as PREFLIGHT_HAPROXY
 from gpuchange.providers.preflight.host import PROVIDER as PREFLIGHT_HOST
 from gpuchange.providers.preflight.manual import PROVIDER as PREFLIGHT_MANUAL
@@ -22,6 +24,7 @@ from gpuchange.providers.preflight.runfile import PROVIDER as PREFLIGHT_RUNFILE
 from gpuchange.providers.record.host import PROVIDER as RECORD_HOST
 from gpuchange.providers.seal.host import PROVIDER as SEAL_HOST
 from gpuchange.providers.stack.apt import PROVIDER as STACK_APT
+from gpuchange.providers.stack.dnf import PROVIDER as STACK_DNF
 from gpuchange.providers.stack.runfile import PROVIDER as STACK_RUNFILE
 from gpuchange.providers.verify.gpu import PROVIDER as VERIFY_GPU
 from gpuchange.providers.verify.host import PROVIDER as VERIFY_HOST
@@ -33,11 +36,13 @@ PROVIDERS: tuple[Provider, ...] = (
     PREFLIGHT_HAPROXY,
     PREFLIGHT_NGINX,
     PREFLIGHT_APT,
+    PREFLIGHT_DNF,
     PREFLIGHT_RUNFILE,
     PREFLIGHT_MANUAL,
     PREFLIGHT_PEER,
     RECORD_HOST,
     BACKUP_PACKAGES,
+    BACKUP_DNF,
     BACKUP_RUNFILE,
     DRAIN_HOOKS,
     BACKUP_RSYNC,
@@ -48,6 +53,7 @@ PROVIDERS: tuple[Provider, ...] = (
     BASELINE_GPU,
     CHANGE_MANUAL,
     STACK_APT,
+    STACK_DNF,
     STACK_RUNFILE,
     VERIFY_HOST,
     VERIFY_GPU,

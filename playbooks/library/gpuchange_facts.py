@@ -52,6 +52,7 @@ from ansible.module_utils.gpuchange_host import (  # noqa: E402
 from ansible.module_utils.gpuchange_manifest import manifest_unit  # noqa: E402
 from ansible.module_utils.gpuchange_measuring import end_measuring  # noqa: E402
 from ansible.module_utils.gpuchange_packages import packages_snapshot  # noqa: E402
+from ansible.module_utils.gpuchange_rpm import with_rpms  # noqa: E402
 
 MANIFEST_WAIT_S = 10.0
 SMI_DEADLINE_S = 15.0
@@ -76,7 +77,7 @@ def collectors(args: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "on_disk": gpu.on_disk,
         "boot": gpu.boot,
         "userspace": gpu.userspace,
-        "packages": packages_snapshot,
+        "packages": lambda: with_rpms(packages_snapshot()),
         "cuda": gpu.cuda,
         "cudnn": gpu.cudnn,
         "nccl": gpu.nccl,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
@@ -24,11 +25,11 @@ class PackagesBackupReport(Report):
     problems: tuple[str, ...] = ()
 
 
-def args(view: HostView, _mode: Mode) -> dict[str, Any]:
-    return {"transaction": evidence(view, "preflight/apt").get("transaction")}
+def kept_args(preflight: str) -> Callable[[HostView, Mode], dict[str, Any]]:
+    return lambda view, _mode: {"transaction": evidence(view, preflight).get("transaction")}
 
 
-def judge(view: HostView, report: PackagesBackupReport) -> Verdict:
+def judge_kept(view: HostView, report: PackagesBackupReport) -> Verdict:
     if report.state != "done":
         return by_state(report)
     irreversible = one_way(view, report.not_obtainable)
@@ -37,10 +38,13 @@ def judge(view: HostView, report: PackagesBackupReport) -> Verdict:
     return Verdict.accept(f"rollback store complete: {report.kept} packages, {report.bytes / 1024**2:.1f} MiB")
 
 
-def preview(view: HostView, _report: PackagesBackupReport) -> tuple[str, ...]:
-    sizes = evidence(view, "preflight/apt").get("sizes") or {}
-    size = (int(sizes.get("download", 0)) + int(sizes.get("keep", 0))) / 1024**2
-    return (f"new and old packages kept on the host: {size:.1f} MiB",)
+def kept_preview(preflight: str) -> Callable[[HostView, PackagesBackupReport], tuple[str, ...]]:
+    def preview(view: HostView, _report: PackagesBackupReport) -> tuple[str, ...]:
+        sizes = evidence(view, preflight).get("sizes") or {}
+        size = (int(sizes.get("download", 0)) + int(sizes.get("keep", 0))) / 1024**2
+        return (f"new and old packages kept on the host: {size:.1f} MiB",)
+
+    return preview
 
 
 PROVIDER = Provider(
@@ -50,9 +54,9 @@ PROVIDER = Provider(
     params=PackagesBackup,
     report=PackagesBackupReport,
     root_for="the store of old packages below /var/lib/gpuchange",
-    args=args,
-    judge=judge,
-    preview=preview,
+    args=kept_args("preflight/apt"),
+    judge=judge_kept,
+    preview=kept_preview("preflight/apt"),
     foresees=True,
     binaries=("apt-get", "dpkg-deb"),
     estimate_s=60.0,
