@@ -130,7 +130,9 @@ def _baseline(facts: Mapping[str, Any], picture: Snapshot, _wish: Wish) -> Itera
     broken = mapping(packages.get("broken"))
     if broken:
         named = ", ".join(f"{name} ({status})" for name, status in sorted(broken.items())[:5])
-        yield Objection("broken_packages", f"packages not fully installed: {named}; run dpkg --configure -a")
+        twice = "duplicate" in broken.values()
+        remedy = "dnf remove --duplicates" if twice else "dpkg --configure -a"
+        yield Objection("broken_packages", f"packages not fully installed: {named}; run {remedy}")
     unmet = packages.get("unmet")
     if isinstance(unmet, list) and unmet:
         yield Objection("broken_packages", f"unmet dependencies: {'; '.join(str(line) for line in unmet[:5])}")

@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterable, List, Optional
 from ansible.module_utils.gpuchange_look import PATH, read_bytes, read_text, run
 
 UNIT_PATTERNS = ["nvidia-*", "nv-*", "dcgm*"]
-TIMERS = ["apt-daily.timer", "apt-daily-upgrade.timer", "unattended-upgrades.service"]
+TIMERS = ["apt-daily.timer", "apt-daily-upgrade.timer", "unattended-upgrades.service", "dnf-automatic.timer"]
 NOT_SYNCHRONIZED_US = 16_000_000  # the kernel's own mark for a clock that nobody sets
 UNIT_PROPERTIES = "Id,LoadState,ActiveState,SubState,UnitFileState"
 
