@@ -69,7 +69,9 @@ def lay_out(spec: state.LabSpec, host: state.HostSpec, source: Path) -> None:
         stack.write_cards(tree, host.name, spec.gpus)
     else:
         _write(tree / "etc/haproxy/haproxy.cfg", _haproxy(spec))
-        image.systemctl(tree, "enable", "haproxy.service")
+        _write(tree / "etc/nginx/nginx.conf", (image.FILES / "nginx.conf").read_text())
+        _write(tree / "etc/nginx/models.servers", "".join(f"server {end};\n" for end in _models(spec).values()))
+        image.systemctl(tree, "enable", "haproxy.service", "nginx.service")
 
 
 def _write(path: Path, text: str, mode: int = 0o644) -> None:
@@ -83,8 +85,13 @@ def _hosts_file(spec: state.LabSpec) -> str:
     return f"127.0.0.1 localhost\n::1 localhost ip6-localhost\n{spec.gateway} apt.lab\n{names}"
 
 
+def _models(spec: state.LabSpec) -> dict[str, str]:
+    """Where each GPU host serves its models."""
+    return {host.name: f"{spec.address(host)}:8000" for host in spec.hosts if host.role == "gpu"}
+
+
 def _haproxy(spec: state.LabSpec) -> str:
-    servers = (f"    server {host.name} {spec.address(host)}:8000\n" for host in spec.hosts if host.role == "gpu")
+    servers = (f"    server {name} {end}\n" for name, end in _models(spec).items())
     return (image.FILES / "haproxy.cfg").read_text() + "".join(servers)
 
 

@@ -1,6 +1,6 @@
 """The base systems the hosts are copied from, each built once for a hash of its recipe.
 
-`base` is a minimal Debian with ssh and HAProxy, made by debootstrap from the machine's own apt sources (the
+`base` is a minimal Debian with ssh, HAProxy and nginx, made by debootstrap from the machine's own apt sources (the
 slow part); `gpu` is a copy of it with the model server, its data and the first GPU software stack.
 """
 
@@ -18,8 +18,8 @@ from gpuchange.lab.gpu import packages
 from gpuchange.lab.tools import sh
 
 PACKAGES = (
-    "ca-certificates", "curl", "dbus", "haproxy", "iproute2", "openssh-server", "procps", "python3", "python3-apt",
-    "rsync", "sudo", "systemd", "systemd-sysv",
+    "ca-certificates", "curl", "dbus", "haproxy", "iproute2", "nginx-light", "openssh-server", "procps", "python3",
+    "python3-apt", "rsync", "sudo", "systemd", "systemd-sysv",
     *gpu.guest_packages,
 )  # fmt: skip
 # timers that change packages or wake disks behind the operator's back have no place in a repeatable rehearsal
@@ -112,7 +112,7 @@ def _finish_base(tree: Path) -> None:
     for path in ("var/lib/machines", "var/lib/portables"):
         (tree / path).mkdir(mode=0o700, exist_ok=True)
     systemctl(tree, "enable", "systemd-networkd.service", "ssh.service")
-    systemctl(tree, "disable", "haproxy.service")
+    systemctl(tree, "disable", "haproxy.service", "nginx.service")
     systemctl(tree, "mask", *MASKED)
 
 

@@ -17,6 +17,8 @@ from gpuchange.waiting import wait_until
 
 MODEL = "modelserver.service"
 HAPROXY = {"balancers": ["loadbalancers"], "backend": "gpu", "timeout": "60s"}
+FILES = "find /etc/nginx -maxdepth 1 -type f | sort | xargs sha256sum; stat -c %a,%u,%Y /etc/nginx/models.servers"
+NGINX = {"balancers": ["loadbalancers"], "upstream": "models", "timeout": "60s", "health": "/healthz"}
 STOP = {"policy": "stop", "services": [MODEL], "timeout": "60s"}
 
 
@@ -32,10 +34,10 @@ def serving(lab: Lab) -> None:
 
 
 @contextmanager
-def client(lab: Lab) -> Iterator[Tally]:
+def client(lab: Lab, port: int = 80) -> Iterator[Tally]:
     """A client without retries: 60 requests a second and a 5 s stream every second; its tally is whole afterwards."""
     over = threading.Event()
-    load = Load(lab.lb_url, rate=60, stream_every=1, stream_seconds=5)
+    load = Load(f"{lab.lb_url}:{port}", rate=60, stream_every=1, stream_seconds=5)
     thread = threading.Thread(target=load.run, args=(over.is_set,))
     thread.start()
     try:
@@ -74,6 +76,27 @@ def test_a_restart_behind_a_drain_loses_no_request(lab: Lab) -> None:
         wait_until(lambda: tally.by_host["gpu1"] > at_drain, timeout=20, what="gpu1 to answer again")
     assert (tally.failed, tally.reasons) == (0, [])
     assert tally.streams_ok > 5 and (admin(lab), active(lab.host("gpu1"))) == ("ready", "active")
+
+
+def test_a_restart_behind_a_drain_from_nginx_loses_no_request(lab: Lab) -> None:
+    """The servers stand by address in a file that is included; two hosts are out at once, each by its own mark."""
+    change, other, lb = Change(lab), Change(lab), lab.host("lb1")
+    found = lb.run(["sh", "-c", FILES])
+    with client(lab, 8080) as tally:
+        assert change.settle("drain/nginx", "apply", "gpu1", **NGINX).kind is Kind.ACCEPTED
+        assert other.settle("drain/nginx", "apply", "gpu2", **NGINX).kind is Kind.ACCEPTED
+        assert lb.run(["grep", "-c", "down;", "/etc/nginx/models.servers"]).strip() == "2"
+        at_drain = tally.by_host["gpu1"]
+        assert change.settle("drain/gpu_users", "apply", "gpu1", **STOP).kind is Kind.ACCEPTED
+        looked = change.settle("drain/nginx", "undo", "gpu1", **{**NGINX, "ready_within": "2s"})
+        assert looked.kind is Kind.REJECTED and "does not answer" in looked.data["why"]
+        assert change.settle("drain/gpu_users", "undo", "gpu1", **STOP).kind is Kind.ACCEPTED
+        assert tally.by_host["gpu1"] == at_drain, "requests reached a drained host"
+        for mine, host in ((change, "gpu1"), (other, "gpu2")):
+            assert mine.settle("drain/nginx", "undo", host, **NGINX).kind is Kind.ACCEPTED
+        wait_until(lambda: tally.by_host["gpu1"] > at_drain, timeout=20, what="gpu1 to answer again")
+    assert (tally.failed, tally.reasons) == (0, [])
+    assert lb.run(["sh", "-c", FILES]) == found
 
 
 def test_the_same_restart_without_a_drain_loses_some(lab: Lab) -> None:

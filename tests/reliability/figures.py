@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 FULL = "full"
 SHORT = "short"
+ROOT = Path(__file__).parents[2]
+TRIED = ROOT / ".tried"
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,26 @@ def commit() -> str:
     return (touched or "unknown") + ("+" if _git("status", "--porcelain", "--", ".", ":!docs") else "")
 
 
+def tried_once(key: str, make: Callable[[], dict[str, Any]], root: Path = TRIED) -> dict[str, Any]:
+    """What `make` found of one part of a long trial (JSON data); kept for this commit, so that a trial can go on.
+
+    A part that found something broken is not kept, nor is anything of a tree that differs from its commit.
+    """
+    at = commit()
+    path = root / at / f"{key.replace('/', '-')}.json"
+    if path.exists():
+        return dict(json.loads(path.read_text()))
+    found = make()
+    if not at.endswith("+") and not found["broken"]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(found))
+        new.replace(path)
+    return found
+
+
 def _git(*args: str) -> str:
-    root = Path(__file__).parents[2]
-    return subprocess.run(["git", *args], cwd=root, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
 class Clock:
