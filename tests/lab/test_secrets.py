@@ -34,7 +34,7 @@ PLACES = (
     "hook on controller", "hook on host", "extra variables file", "file by lookup", "vault password script",
     "ssh key's comment",
 )  # fmt: skip
-OUTCOMES = ("success", "failed", "unreachable", "killed", "interrupted")
+OUTCOMES = ("failed", "unreachable", "killed", "interrupted", "success")  # success last: then nothing is left to do
 VERBOSITIES = ((), ("-v",), ("-vvv",))
 SHORT = (("success", ("-vvv",)), ("killed", ("-vvv",)), ("failed", ()))
 
