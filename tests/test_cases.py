@@ -38,6 +38,7 @@ THEMES = {
     "rsync-delete",
     "rsync-links-sparse",
     "nginx",
+    "tar",
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 from test_checks_host import TWO_H100, patched
 
 from gpuchange.checks import snapshot
+from gpuchange.providers.backup.tar import PROVIDER as TAR
 from gpuchange.providers.baseline.gpu import PROVIDER as BASELINE
 from gpuchange.providers.contract import HostView, Provider
 from gpuchange.providers.preflight.host import PROVIDER as PREFLIGHT
@@ -104,6 +105,43 @@ def test_programs_of_chosen_providers_must_be_there() -> None:
     assert PREFLIGHT.args(seen, "apply")["binaries"] == ["rsync"]
     verdict = PREFLIGHT.judge(seen, report(PREFLIGHT, facts={**TWO_H100, "binaries": {"rsync": ""}}))
     assert verdict.outcome == "reject" and "rsync is not installed" in verdict.why
+
+
+def test_the_program_that_compresses_must_be_there_too() -> None:
+    tar = {"provider": "tar", "paths": ["/srv"], "to": "/backup", "compression": "zstd"}
+    seen = view(PREFLIGHT, plan={"backup": [tar]})
+    assert PREFLIGHT.args(seen, "apply")["binaries"] == ["tar", "zstd"]
+    verdict = PREFLIGHT.judge(seen, report(PREFLIGHT, facts={**TWO_H100, "binaries": {"tar": "/bin/tar", "zstd": ""}}))
+    assert verdict.outcome == "reject" and "zstd is not installed" in verdict.why
+    plain = view(PREFLIGHT, plan={"backup": [{**tar, "compression": "none"}]})
+    assert PREFLIGHT.args(plain, "apply")["binaries"] == ["tar"]
+
+
+def test_an_archive_says_what_it_is_and_an_empty_one_is_none() -> None:
+    seen = view(TAR, params=TAR.params(paths=["/srv"], to="/backup").model_dump(mode="json"))
+    assert TAR.args(seen, "apply") == {
+        "paths": ["/srv"], "to": "/backup", "exclude": [], "allow_shrink": 50.0,
+        "compression": "none", "may_change": [],
+    }  # fmt: skip
+    made = {"path": "/backup/c1.tar", "checked": 3, "expected": 3, "bytes": 2**20, "archive": "archive.tar.zst"}
+    made |= {
+        "archive_is": {"size": 2**20},
+        "archive_sha256": "a1",
+        "restored": 2,
+        "sockets": 1,
+        "replaces": "hash differs",
+    }
+    verdict = TAR.judge(seen, report(TAR, set=made))
+    assert verdict.outcome == "accept" and verdict.findings == (
+        "backup /backup/c1.tar: 3 of 3 read back and equal, 1 MiB",
+        "archive.tar.zst: 1 MiB, sha256 a1",
+        "restored for a test and equal: 2 files",
+        "made anew, the one before was damaged: hash differs",
+        "1 sockets left out",
+    )
+    assert TAR.judge(seen, report(TAR, set={})).outcome == "reject"
+    refused = TAR.judge(seen, report(TAR, state="not_done", why="changed during backup: /srv/db (required)"))
+    assert refused.outcome == "reject" and "/srv/db (required)" in refused.why
 
 
 @pytest.mark.parametrize(

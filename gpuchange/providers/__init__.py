@@ -6,6 +6,7 @@ from gpuchange.providers.backup.dnf import PROVIDER as BACKUP_DNF
 from gpuchange.providers.backup.packages import PROVIDER as BACKUP_PACKAGES
 from gpuchange.providers.backup.rsync import PROVIDER as BACKUP_RSYNC
 from gpuchange.providers.backup.runfile import PROVIDER as BACKUP_RUNFILE
+from gpuchange.providers.backup.tar import PROVIDER as BACKUP_TAR
 from gpuchange.providers.baseline.gpu import PROVIDER as BASELINE_GPU
 from gpuchange.providers.change.manual import PROVIDER as CHANGE_MANUAL
 from gpuchange.providers.contract import Provider
@@ -46,6 +47,7 @@ PROVIDERS: tuple[Provider, ...] = (
     BACKUP_RUNFILE,
     DRAIN_HOOKS,
     BACKUP_RSYNC,
+    BACKUP_TAR,
     DRAIN_HAPROXY,
     DRAIN_NGINX,
     DRAIN_GPU_USERS,

@@ -72,7 +72,7 @@ class Provider:
     `may_change`: what of the host's identity this provider may move (gpu_uuid, serial, address, host_key,
     device_names); `moves` says in which slots: slot → what of its card. `delegates`: inventory patterns of the other
     machines it acts on. `root_for`: what its plays need root for, `root_on`: on which machines.
-    `collections`/`binaries` are asked for by preflight.
+    `collections`/`binaries` are asked for by preflight; `also`: programs that its parameters need besides.
     """
 
     phase: str
@@ -93,6 +93,7 @@ class Provider:
     root_on: str = "host"
     collections: tuple[str, ...] = ()
     binaries: tuple[str, ...] = ()
+    also: Callable[[Mapping[str, Any]], tuple[str, ...]] = no_delegates
     estimate_s: float = 5.0
 
     @property

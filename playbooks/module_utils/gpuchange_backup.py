@@ -14,7 +14,6 @@ The last line of the output is JSON: the set's summary, or {"failed": why}.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -24,19 +23,18 @@ from typing import Any, Dict, List, Optional, Tuple
 
 try:
     from ansible.module_utils import gpuchange_backup_look as looking
-    from ansible.module_utils import gpuchange_hashing as hashing
+    from ansible.module_utils import gpuchange_backup_set as sets
     from ansible.module_utils import gpuchange_manifest_stream as stream
 except ImportError:  # a program now: its copies lie beside it
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import gpuchange_backup_look as looking  # type: ignore[import-not-found,no-redef]
-    import gpuchange_hashing as hashing  # type: ignore[import-not-found,no-redef]
+    import gpuchange_backup_set as sets  # type: ignore[import-not-found,no-redef]
     import gpuchange_manifest_stream as stream  # type: ignore[import-not-found,no-redef]
 
 Job = Dict[str, Any]
 RSYNC = ["rsync", "-aHAXS", "--numeric-ids", "--relative", "--delete", "--no-inc-recursive"]
 RSYNC.append("--modify-window=-1")  # without it a change within the same second and of the same size is not copied
 LINKED = ["kind", "size", "mtime_ns", "ino"]  # a new link moves a file's ctime, nothing else
-PASSES = 3  # files written while they were copied are copied again
 EXIT_CODES = {
     1: "syntax or usage error",
     2: "protocol mismatch",
@@ -74,7 +72,7 @@ def copy(job: Job, partial: str, last: Optional[Dict[str, Any]]) -> bool:
     if "No space left on device" in said or done.returncode == 11:
         shutil.rmtree(partial, ignore_errors=True)  # a full disk hurts the host more than a lost half of a copy
     meaning = EXIT_CODES.get(done.returncode, "ended by signal %d" % -done.returncode)
-    raise looking.Refused("rsync ended with %d (%s): %s" % (done.returncode, meaning, _first_lines(said)))
+    raise looking.Refused("rsync ended with %d (%s): %s" % (done.returncode, meaning, sets.first_lines(said)))
 
 
 def _pattern(path: str) -> str:
@@ -82,36 +80,22 @@ def _pattern(path: str) -> str:
     return "".join("\\" + char if char in "*?[\\" else char for char in path)
 
 
-def _first_lines(text: str) -> str:
-    return "; ".join(text.splitlines()[:3])[:600]
-
-
-def manifest(job: Job, roots: List[List[str]], out: str, **more: Any) -> Dict[str, Any]:
-    return hashing.run_job(dict({"roots": roots, "out": out, "exclude": job.get("exclude", [])}, **more))
-
-
 def prove(job: Job, partial: str, last: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     """Hash the source on its side and the copy by reading it back from the disk; returns how they compare."""
     subprocess.run(["sync", "-f", partial], check=False)
-    source, before = job["work"] + "-source", job["work"] + "-source.before.jsonl"
-    with contextlib.suppress(FileNotFoundError):
-        os.replace(source + ".jsonl", before)  # what the source was in the pass before this one
-    sources = [[path, path] for path in job["paths"]]
+    source, before = sets.source_manifest(job)
     copies = [[partial + "/tree" + path, path] for path in job["paths"]]
-    earlier = [before, *list(job.get("previous", []))]
-    manifest(job, sources, source, previous=earlier)
     linked = [last["path"] + "/manifest.jsonl"] if last and job.get("final") else []
     more = {"drop_cache": True, "previous": linked, "unmoved": LINKED}
-    found = manifest(job, copies, partial + "/manifest", **more)
-    result = stream.compare(source + ".jsonl", partial + "/manifest.jsonl", ignore=("nlink",), before=before)
+    found = sets.manifest(job, copies, partial + "/manifest", **more)
+    result = stream.compare(source, partial + "/manifest.jsonl", ignore=("nlink",), before=before)
     return dict(found, compare=result)
 
 
 def corrupt(found: Dict[str, Any]) -> str:
     """Why the copy is bad whatever the source did meanwhile, or ''."""
-    damaged = found["compare"]["damaged"]
-    if damaged:
-        return "; ".join(_damage(*each) for each in damaged[:3]) + ("; and more" if len(damaged) > 3 else "")
+    if found["compare"]["damaged"]:
+        return sets.damages(found["compare"]["damaged"])
     if found["unreadable"]:
         return "the copy cannot be read back: %s" % ", ".join(found["names"]["unreadable"][:3])
     return ""
@@ -128,38 +112,26 @@ def _forget_damaged(damaged: List[List[Any]], partial: str) -> None:
                 os.unlink(partial + "/tree" + name)
 
 
-def _damage(name: str, source: Optional[str], copied: Optional[str]) -> str:
-    if not copied:
-        return "not in the copy, though its source did not change: %s" % name
-    if not source:
-        return "differs from its source, which did not change: %s" % name
-    return "hash differs: source %.16s, copy %.16s (%s)" % (source, copied, name)
-
-
 def settle(job: Job, partial: str, last: Optional[Dict[str, Any]]) -> Tuple[Dict[str, Any], bool]:
     """Copy until source and copy are equal, at most PASSES times; what is still written then is counted as in flux."""
     vanished, found = False, {}  # type: Tuple[bool, Dict[str, Any]]
-    for _ in range(PASSES):
+    for _ in range(sets.PASSES):
         vanished = copy(job, partial, last) or vanished
         found = prove(job, partial, last)
         why = corrupt(found)
         if why:
             _forget_damaged(found["compare"]["damaged"], partial)
             raise looking.Refused(why)
-        if found["compare"]["equal"] == found["compare"]["expected"] and not found["compare"]["extra"]:
+        if sets.equal(found["compare"]):
             break
     return found, vanished
 
 
 def make_set(job: Job) -> Dict[str, Any]:
     """The whole: look, copy, prove, and only then give the set its name. Raises Refused."""
-    to, paths = job["to"], _real(looking.checked_paths(job))
-    job = dict(job, paths=paths)
-    looking.check_target(paths, to)
-    to = job["to"] = os.path.realpath(to)
-    last = looking.last_set(to, job["name"])
-    looking.check_sources(paths, last)
-    wanted = looking.estimate(paths, job.get("exclude", []), last, looking.filesystem_of(to)["type"] in looking.PLAIN)
+    job, last = sets.looked(job, "rsync")
+    to, paths = job["to"], job["paths"]
+    wanted = looking.estimate(paths, job.get("exclude", []), last, sets.keeps_neither_holes_nor_links(to))
     looking.check_shrink(wanted, last, float(job.get("allow_shrink", 50)))
     looking.check_room(to, wanted)
     final = os.path.join(to, job["name"])
@@ -168,62 +140,11 @@ def make_set(job: Job) -> Dict[str, Any]:
     os.makedirs(partial + "/tree", mode=0o700, exist_ok=True)
     began = time.time()
     found, vanished = settle(job, partial, last)
-    result = found["compare"]
-    described = {
-        "name": job["name"],
-        "paths": paths,
-        "files": wanted["files"],
-        "bytes": wanted["bytes"],
-        "per_path": wanted["per_path"],
-        "filesystems": {path: looking.filesystem_of(path) for path in paths},
-        "needed": wanted["need"],
-        "linked_to": last["path"] if last else "",
-        "content": found["content"],
-        "manifest_sha256": found["jsonl_sha256"],
-        "checked": result["checked"],
-        "expected": result["expected"],
-        "in_flux": result["expected"] - result["equal"] + result["extra"],
-        "in_flux_names": [name for shown in result["names"].values() for name in shown][:10],
-        "vanished": vanished,
-        "began": began,
-        "ended": time.time(),
-    }
-    _publish(described, partial, final)
+    linked_to = last["path"] if last else ""
+    described = sets.describe(job, wanted, found, began, method="rsync", linked_to=linked_to, vanished=vanished)
+    sets.publish(described, partial, final)
     return described
 
 
-def _real(paths: List[str]) -> List[str]:
-    """A source that is a link would be copied as a link, and its copy compared with the source itself."""
-    return sorted({os.path.realpath(path) for path in paths})
-
-
-def _publish(described: Dict[str, Any], partial: str, final: str) -> None:
-    with open(partial + "/set.json", "w", encoding="utf-8") as file:
-        json.dump(described, file, sort_keys=True, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    replaced = final + ".replaced.partial"
-    if os.path.exists(final):  # sealed again: the newer one counts
-        os.rename(final, replaced)
-    os.rename(partial, final)
-    shutil.rmtree(replaced, ignore_errors=True)
-    parent = os.open(os.path.dirname(final), os.O_RDONLY)
-    os.fsync(parent)
-    os.close(parent)
-
-
-def main(path: str) -> int:
-    os.umask(0o077)
-    os.nice(10)  # the host serves meanwhile
-    with open(path, encoding="utf-8") as file:
-        job = json.load(file)
-    try:
-        print(json.dumps(make_set(job)))
-    except (looking.Refused, OSError, ValueError) as error:
-        print(json.dumps({"failed": str(error)}))
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(sets.program(sys.argv[1], make_set))

@@ -23,8 +23,8 @@ class Refused(Exception):
     """The backup is not made, or not called one, and why."""
 
 
-def last_set(to: str, name: str) -> Optional[Dict[str, Any]]:
-    """The newest proved set below `to` other than `name`; damaged or partial ones do not count."""
+def last_set(to: str, name: str, method: str = "rsync") -> Optional[Dict[str, Any]]:
+    """The newest proved set of this method below `to` other than `name`; damaged or partial ones do not count."""
     found = []
     for entry in os.listdir(to):
         if entry == name or entry.endswith(".partial"):
@@ -32,6 +32,8 @@ def last_set(to: str, name: str) -> Optional[Dict[str, Any]]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             with open(os.path.join(to, entry, "set.json"), encoding="utf-8") as file:
                 described = json.load(file)
+            if described.get("method", "rsync") != method:
+                continue
             found.append((float(described["ended"]), dict(described, path=os.path.join(to, entry))))
     return max(found, key=lambda pair: pair[0])[1] if found else None
 

@@ -93,6 +93,34 @@ def test_a_copy_damaged_on_its_way_is_no_backup(lab: Lab, host: Host, damage: st
     assert sh(host, f"sha256sum /var/backup/landed/tree{MODELS}/x.bin")[:16] == source
 
 
+WRITER = "while :; do dd if=/dev/urandom of=/srv/vm/db.sqlite bs=4k count=1 seek=$(( $(date +%s%N) / 7 % 51200 ))"
+WRITER += " conv=notrunc status=none; sleep 0.02; done"
+
+
+@pytest.mark.case("tar-exit-1-file-changed")
+def test_a_file_that_is_rewritten_while_tar_reads_it_is_named_and_no_backup(lab: Lab, host: Host) -> None:
+    sh(host, "mkdir /srv/vm && head -c 200M /dev/urandom > /srv/vm/db.sqlite && echo keep > /srv/vm/weights")
+    params = {"paths": ["/srv/vm"], "to": "/var/backup"}
+    sh(host, f"systemd-run --quiet --unit=writer sh -c '{WRITER}'".replace("$(", "$$("))
+    try:
+        body, verdict = operator(lab, "torn").step("backup/tar", **params)
+        assert verdict.outcome == "reject" and body["state"] == "not_done"
+        says = "changed during backup: /srv/vm/db.sqlite (required): backup not usable without snapshot"
+        assert verdict.why.startswith(says), verdict.why
+        assert sh(host, "ls /var/backup") == ""
+        body, verdict = operator(lab, "torn").step("backup/tar", **params, may_change=["/srv/vm/db.sqlite"])
+        assert verdict.outcome == "accept", verdict
+        assert "1 changed while they were copied: /srv/vm/db.sqlite" in verdict.findings
+    finally:
+        sh(host, "systemctl stop writer; true")
+    sh(host, "rm -r /var/backup/torn.tar; rm /var/lib/gpuchange/owner.json")
+    body, verdict = operator(lab, "quiet").step("backup/tar", **params)
+    assert verdict.outcome == "accept" and body["set"]["in_flux"] == 0 and body["set"]["restored"] == 1, verdict
+    sh(host, "cd /var/backup/quiet.tar && sha256sum --check --quiet archive.sha256")
+    sh(host, "mkdir /data/back && tar -xpf /var/backup/quiet.tar/archive.tar -C /data/back")
+    sh(host, "diff -r /srv/vm /data/back/srv/vm")
+
+
 @pytest.mark.case("rsync-delete-from-empty-mount")
 def test_the_empty_mount_point_of_a_missing_disk_is_not_backed_up_over_the_last_good_set(lab: Lab, host: Host) -> None:
     sh(host, "mount -t tmpfs -o size=64M data-disk /data && head -c 1M /dev/urandom > /data/weights")

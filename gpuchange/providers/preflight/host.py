@@ -40,7 +40,7 @@ def rights(view: HostView) -> dict[str, str]:
     from gpuchange import providers  # the registry imports this module
 
     always = {("drain", "gpu_users"), ("preflight", "host"), ("record", "host"), ("seal", "host"), ("verify", "host")}
-    rows = [row for row in providers.PROVIDERS if (row.phase, row.name) in always | _chosen(view)]
+    rows = [row for row in providers.PROVIDERS if (row.phase, row.name) in always | set(_chosen(view))]
     return {f"{row.phase}/{row.name}": row.root_for for row in rows if row.root_for and row.root_on == "host"}
 
 
@@ -48,17 +48,20 @@ def programs(view: HostView) -> list[str]:
     """What the providers that the plan chooses need to find on the host."""
     from gpuchange import providers  # the registry imports this module
 
-    rows = [row for row in providers.PROVIDERS if (row.phase, row.name) in _chosen(view)]
-    return sorted({program for row in rows for program in row.binaries})
+    chosen = _chosen(view)
+    rows = [(row, chosen[row.phase, row.name]) for row in providers.PROVIDERS if (row.phase, row.name) in chosen]
+    return sorted({program for row, params in rows for program in (*row.binaries, *row.also(params))})
 
 
-def _chosen(view: HostView) -> set[tuple[str, str]]:
-    return {(phase, name) for phase in ("backup", "drain", "change", "stack") for name in _named(view.plan.get(phase))}
+def _chosen(view: HostView) -> dict[tuple[str, str], dict[str, Any]]:
+    """(phase, provider) → its parameters, of every entry of the plan that names its provider."""
+    phases = ("backup", "drain", "change", "stack")
+    return {(phase, str(row["provider"])): row for phase in phases for row in _rows(view.plan.get(phase))}
 
 
-def _named(part: Any) -> list[str]:
+def _rows(part: Any) -> list[dict[str, Any]]:
     rows = part if isinstance(part, list | tuple) else [part]
-    return [str(row["provider"]) for row in rows if isinstance(row, dict) and "provider" in row]
+    return [row for row in rows if isinstance(row, dict) and "provider" in row]
 
 
 def wish(view: HostView) -> Wish:
