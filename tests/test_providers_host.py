@@ -118,7 +118,7 @@ def test_the_program_that_compresses_must_be_there_too() -> None:
 
 
 def test_an_archive_says_what_it_is_and_an_empty_one_is_none() -> None:
-    seen = view(TAR, params=TAR.params(paths=["/srv"], to="/backup").model_dump(mode="json"))
+    seen = HostView("h1", {}, TAR.params(paths=["/srv"], to="/backup").model_dump(mode="json"))
     assert TAR.args(seen, "apply") == {
         "paths": ["/srv"], "to": "/backup", "exclude": [], "allow_shrink": 50.0,
         "compression": "none", "may_change": [],

@@ -39,7 +39,7 @@ preflight: {min_free: 2GiB}
 
 # Copies made while the host serves. The old packages are kept without asking.
 # backup:
-#   - {provider: rsync, paths: [/srv/models], to: /var/backups/gpuchange}
+#   - {provider: rsync, paths: [/srv/models], to: /var/backups/gpuchange}    # tar: one archive instead
 
 # How a host leaves service and comes back; none: nothing balances load over these hosts.
 # drain:
