@@ -34,11 +34,12 @@ fast: $(STAMP)
 
 check: lint fast  ## everything that needs neither root nor network
 
+# The lab's tests have one worker more than two processors: they wait for boots, drains and lost hosts.
 test: check  ## check, then the tests on real lab hosts (root; about half an hour)
 	scripts/tools
 	python -m pytest -n auto -m 'reliability and not lab and not slow'
 	gpuchange lab build --install-tools
-	python -m pytest -n 2 --dist loadfile -m 'lab and not slow' --durations=15
+	python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'lab and not slow' --durations=40
 
 test-all: test  ## test, then what is slow: the rest of the kill series and its like
 	python -m pytest -m slow

@@ -40,6 +40,7 @@ class Rank:
         self.job, self.rank, self.at = job, int(job["rank"]), "starting"
         self.store_at = "%s port %d" % (job["address"], job["port"])
         self.found: Dict[str, Any] = {}
+        self.card = 0
         self.over = threading.Lock()
 
     def step(self, text: str) -> None:
@@ -65,7 +66,7 @@ class Rank:
         torch = self.library()
         try:
             self.meet(torch)
-            device = "cuda:0" if self.found["backend"] == "nccl" else "cpu"
+            device = "cuda:%d" % self.card if self.found["backend"] == "nccl" else "cpu"
             found = self.sums(torch, device), self.trains(torch, device)  # both, or the other rank would wait in vain
             self.leave()
         except Exception as error:
@@ -94,14 +95,23 @@ class Rank:
         if found:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
         self.store = torch.distributed.TCPStore(address, port, WORLD, self.rank == 0, timeout, wait_for_workers=False)
-        self.store.set("cards-%d" % self.rank, str(self.found["cards"]))
-        others = int(self.store.get("cards-%d" % (1 - self.rank)))
-        wanted = str(self.job["backend"])
-        self.found["backend"] = wanted if wanted != "auto" else "nccl" if others and self.found["cards"] else "gloo"
+        self.found["backend"] = self.agreed()
         self.step("joining the %s group" % self.found["backend"])
         torch.distributed.init_process_group(
             self.found["backend"], store=self.store, rank=self.rank, world_size=WORLD, timeout=timeout
         )
+
+    def agreed(self) -> str:
+        """The backend, the same on both sides; two ranks of one machine need a card each."""
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            mine = [self.found["cards"], socket.gethostname() + file.read().strip()]
+        self.store.set("has-%d" % self.rank, json.dumps(mine))
+        others = json.loads(self.store.get("has-%d" % (1 - self.rank)))
+        shared = mine[1] == others[1]
+        self.card = self.rank if shared else 0
+        enough = min(mine[0], others[0]) > int(shared)
+        wanted = str(self.job["backend"])
+        return wanted if wanted != "auto" else "nccl" if enough else "gloo"
 
     def leave(self) -> None:
         """Rank 0 keeps the store, so it goes last."""

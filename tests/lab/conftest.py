@@ -17,10 +17,35 @@ from gpuchange.lab.tools import require_machine
 HERE = Path(__file__).parent
 
 
+LONGEST_FIRST = (
+    *("test_kill_resume", "test_orphaned_work", "test_cut_off", "test_stack_apt", "test_proved_rollback"),
+    *("test_two_controllers", "test_cases_stack", "test_apply", "test_drain", "test_stack_runfile", "test_cases_cuda"),
+    *(
+        "test_bundle_on_hosts",
+        "test_card_change",
+        "test_cases_data",
+        "test_cases_apt",
+        "test_dry_run",
+        "test_lab_crash",
+    ),
+    *("test_failure", "test_lab_gpu", "test_lab_hosts", "test_record", "test_secrets", "test_ways_in"),
+)
+"""Modules that take minutes, so that no worker is left alone with one at the end; the others follow, a minute at most.
+It counts with --no-loadscope-reorder: of itself pytest-xdist begins with the modules that have the most tests.
+"""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.lab)
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    if HERE not in item.path.parents:
+        return -1
+    return LONGEST_FIRST.index(item.path.stem) if item.path.stem in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
 def lab_name(worker: str = "") -> str:
@@ -71,23 +96,34 @@ def field(field_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Field:
     return Field(field_lab, tmp_path_factory.mktemp("field"))
 
 
+def of_module(request: pytest.FixtureRequest) -> list[pytest.Item]:
+    """The selected tests of this module, in their order."""
+    return [item for item in request.session.items if getattr(item, "module", None) is request.module]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def lab_as_first_laid_out(request: pytest.FixtureRequest) -> None:
     """No module finds what another one left in the shared lab: on several workers their order is anybody's guess."""
-    mine = [item for item in request.session.items if getattr(item, "module", None) is request.module]
-    if any("lab" in getattr(item, "fixturenames", ()) for item in mine):
+    if any("lab" in getattr(item, "fixturenames", ()) for item in of_module(request)):
         request.getfixturevalue("lab").restore("start")
 
 
+def as_first_laid_out(request: pytest.FixtureRequest) -> bool:
+    """Whether nothing has touched the lab since it was put back for this module: that takes its time with each host."""
+    return of_module(request)[0] is request.node
+
+
 @pytest.fixture
-def fresh_hosts(lab: Lab) -> Lab:
+def fresh_hosts(lab: Lab, request: pytest.FixtureRequest) -> Lab:
     """The lab with every host as first laid out, running, and all in service at HAProxy."""
-    lab.restore("start")
+    if not as_first_laid_out(request):
+        lab.restore("start")
     return lab
 
 
 @pytest.fixture
 def player(lab: Lab, request: pytest.FixtureRequest) -> Player:
     """A fresh host and a change of its own."""
-    lab.host("gpu1").restore("start")
+    if not as_first_laid_out(request):
+        lab.host("gpu1").restore("start")
     return Player(lab, "gpu1", "c-" + request.node.name[5:40].replace("_", "-").strip("-"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from changes import (
@@ -26,7 +27,10 @@ from changes import (
 from gpuchange.lab import Host, Lab
 from gpuchange.waiting import wait_until
 
-TWO_AT_ONCE = {"max_unavailable": 2, "canary": 0, "stop_after_failures": 2, "unreachable_timeout": "8s"}
+TWO_AT_ONCE: dict[str, Any] = {
+    "rollout": {"max_unavailable": 2, "canary": 0, "stop_after_failures": 2, "unreachable_timeout": "4s"},
+    "baseline": {"mode": "skip"},
+}
 
 
 @pytest.mark.timeout(2500)
@@ -35,7 +39,7 @@ def test_unreachable_at_the_start_then_cut_off_in_the_middle_then_resumed(fresh_
     refused_at_the_start(operator)
     ledgers = {each.name: ledger(each) for each in lab.gpu_hosts}
     with under_load(lab) as watched:
-        host, said = cut_off(operator, operator.plan(rollout=TWO_AT_ONCE), "packages")
+        host, said = cut_off(operator, operator.plan(**TWO_AT_ONCE), "packages")
     assert_held(operator, said, host, [each for each in lab.gpu_hosts if each.name != host.name])
     watched.nothing_failed()
     assert watched.most_down == 2 == most_out(operator.events())
@@ -106,7 +110,7 @@ def test_cut_off_in_the_middle_then_taken_back(fresh_hosts: Lab, tmp_path: Path)
     """This time the cable goes during the reboot, and the operator wants the host as it was."""
     operator, lab = Operator(fresh_hosts, tmp_path), fresh_hosts
     before = fingerprints(lab)
-    host, said = cut_off(operator, operator.plan(hosts=["gpu1", "gpu2"], rollout=TWO_AT_ONCE), "boots")
+    host, said = cut_off(operator, operator.plan(hosts=["gpu1", "gpu2"], **TWO_AT_ONCE), "boots")
     other = lab.host("gpu2" if host.name == "gpu1" else "gpu1")
     assert_held(operator, said, host, [other])
     host.plug()

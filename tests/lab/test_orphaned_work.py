@@ -172,7 +172,6 @@ def _course(lab_field: Field, pairs: list[Pair], effort: Effort) -> Course:
     return Course(**tried_once(f"orphaned_work-{pairs[0][0]}", lambda: asdict(course(lab_field, pairs))))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(14400)
 def test_every_fault_at_every_phase_ends_in_an_end_state(field: Field, effort: Effort, figures: Figures) -> None:
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
