@@ -12,7 +12,7 @@ description:
 options:
   mode: {type: str, choices: [probe, apply, undo], required: true, description: What to do.}
   owner: {type: dict, required: true, description: "change, controller, fence, reason, ticket"}
-  args: {type: dict, default: {}, description: "transaction: {installer, previous, had}, not_obtainable"}
+  args: {type: dict, default: {}, description: "transaction: {installer, previous}, not_obtainable"}
   step: {type: dict, default: {}, description: "phase, provider, direction"}
 author: gpuchange
 """

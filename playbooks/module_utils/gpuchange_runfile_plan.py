@@ -41,7 +41,7 @@ def examine(wanted: Dict[str, Any]) -> Dict[str, Any]:
         "as_wanted": ready,
         "before": {"driver": state["loaded"] or now["version"]},
         "after": {"driver": wanted["driver"]},
-        "transaction": _transaction(wanted, previous, now, state),
+        "transaction": _transaction(wanted, previous, state),
         "reboot_needed": bool(state["loaded"]) and state["loaded"] != wanted["driver"],
         "driver": state,
         "sizes": sizes,
@@ -78,9 +78,7 @@ def _not_obtainable(now: Dict[str, Any], previous: Optional[Dict[str, Any]]) -> 
     return ["driver %s, whose .run file is not on the host (name it in stack.previous)" % now["version"]]
 
 
-def _transaction(
-    wanted: Dict[str, Any], previous: Optional[Dict[str, Any]], now: Dict[str, Any], state: Dict[str, Any]
-) -> Dict[str, Any]:
+def _transaction(wanted: Dict[str, Any], previous: Optional[Dict[str, Any]], state: Dict[str, Any]) -> Dict[str, Any]:
     flavour = wanted["module"]
     if flavour == "keep":
         flavour = ("open" if state["open"] else "proprietary") if state["loaded"] else ""
@@ -88,7 +86,6 @@ def _transaction(
         "driver": wanted["driver"],
         "installer": {"file": wanted["file"], "sha256": wanted["sha256"], "version": wanted["driver"]},
         "previous": previous,
-        "had": now["version"],
         "module": flavour,
         "dkms": bool(wanted["dkms"]),
         "options": list(wanted.get("options") or []),

@@ -21,7 +21,7 @@ class RunfilePreflight(Params):
 
 
 class RunfilePreflightReport(StackPreflightReport):
-    """`transaction`: {driver, installer, previous: {file, sha256, version}, had, module, dkms, options}."""
+    """`transaction`: {driver, installer, previous: {file, sha256, version}, module, dkms, options}."""
 
     transaction: dict[str, Any] = Field(default_factory=dict)
 
