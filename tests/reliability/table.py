@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 HEAD = """# What is promised, and how often it was tried
 
 Made by `make reliability` from the figures in `docs/reliability/`; do not edit. A promise that broke, or was not tried,
-makes the command end with 1. `make test` tries them in a short form, `make test-all` the two that take longest.
+makes the command end with 1. `make test` tries them in a short form.
 
 | promise | tried | broken | peers | test |
 |---|---|---|---|---|
