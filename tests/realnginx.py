@@ -13,10 +13,11 @@ from realhaproxy import Model, free_port
 from waiting import eventually
 
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+WORKERS = 2
 MAIN = """
 pid {folder}/nginx.pid;
 error_log {folder}/error.log notice;
-worker_processes 2;
+worker_processes {workers};
 {more}
 events {{ worker_connections 64; }}
 http {{
@@ -44,12 +45,12 @@ class Balancer:
         self.folder, self.config, self.front = folder, folder / "nginx.conf", free_port()
         self.h1, self.h2, self.h3 = Model(free_port()), Model(free_port()), Model(free_port())
         ports = {"h1": self.h1.port, "h2": self.h2.port, "h3": self.h3.port}
-        self.config.write_text(MAIN.format(folder=folder, more=more, front=self.front, **ports))
+        self.config.write_text(MAIN.format(folder=folder, more=more, workers=WORKERS, front=self.front, **ports))
         self.servers = folder / "gpu.servers"
         self.servers.write_text(SERVERS.format(**ports))
         argv = [str(NGINX), "-c", str(self.config), "-e", str(folder / "error.log"), "-g", "daemon off;"]
         self.process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
-        eventually(lambda: (folder / "nginx.pid").exists() and self.nginx().workers())
+        eventually(lambda: (folder / "nginx.pid").exists() and len(self.nginx().workers()) == WORKERS)
 
     def nginx(self) -> job.Nginx:
         return job.Nginx(str(self.config))
