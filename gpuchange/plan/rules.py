@@ -29,6 +29,16 @@ def _copies(data: Mapping[str, Any]) -> Iterator[tuple[Path, str, Path, str]]:
                 yield ("backup", index, "paths", number), source, ("backup", index, "to"), target
 
 
+def _outside_of_backup(data: Mapping[str, Any]) -> Iterator[Broken]:
+    """What is left out, or may change, of what is not copied at all: a slip of the pen that would have no effect."""
+    for index, entry in enumerate(data.get("backup", ())):
+        for key in ("exclude", "may_change"):
+            for number, path in enumerate(entry.get(key, ())):
+                if not any(_inside(path, source) for source in entry.get("paths", ())):
+                    where = ("backup", index, key, number)
+                    yield where, f"{path} is in none of the paths", "name something below them, or leave it out"
+
+
 def _nested_backup(data: Mapping[str, Any]) -> Iterator[Broken]:
     for source_path, source, target_path, target in _copies(data):
         if _inside(target, source):
@@ -127,6 +137,7 @@ def _metrics(data: Mapping[str, Any]) -> Iterator[Broken]:
 
 RULES: tuple[Callable[[Mapping[str, Any]], Iterator[Broken]], ...] = (
     _nested_backup,
+    _outside_of_backup,
     _recorded_backup,
     _sums,
     _repeated,
