@@ -20,9 +20,12 @@ from click.testing import CliRunner
 from gpuchange.cli.lab import lab as lab_command
 from gpuchange.errors import GpuchangeError, LabError
 from gpuchange.lab import Lab, faults, hosts, network, state, tools
+from gpuchange.lab.gpu.faults import FAULTS as GPU_FAULTS
 from gpuchange.lab.load import Load, Target
 from gpuchange.lab.power import OrderServer
 from gpuchange.waiting import WaitTimeout, wait_until
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -155,6 +158,15 @@ def test_every_fault_is_described_in_one_line() -> None:
     )
     for fault in faults.catalogue().values():
         assert fault.summary and "\n" not in fault.summary
+
+
+def test_every_fault_stands_in_the_manual_with_what_catches_it() -> None:
+    """tests/cases and scripts/fault-table show it; a fault that nothing catches has no row with a word in it."""
+    rows = [line for line in (ROOT / "docs/verify.md").read_text().splitlines() if line.startswith("| `")]
+    met = {row.split("`")[1]: row for row in rows if "caught" in row or "tests/lab/" in row}
+    assert set(met) >= set(GPU_FAULTS)
+    shown = {row.rsplit("|", 2)[1].strip() for row in met.values() if "tests/lab/" in row}
+    assert all((ROOT / path).exists() for path in shown)
 
 
 def test_an_unknown_fault_lists_the_known(spec: state.LabSpec) -> None:
