@@ -36,6 +36,7 @@ class Supply:
         self.spec, self.host = spec, host
         self.boots = 0
         self.plugged = True
+        self._cable = threading.Lock()
         self.frozen = False
         self.binds: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -108,10 +109,11 @@ class Supply:
 
     def plug(self, plugged: bool) -> None:
         """Pull or insert the network cable; it stays that way over reboots."""
-        self.plugged = plugged
         cable = network.cable(self.spec, self.host)
-        if cable in network.links():
-            network.plug(cable, plugged)
+        with self._cable:
+            self.plugged = plugged
+            if cable in network.links():
+                network.plug(cable, plugged)
 
     def status(self) -> dict[str, Any]:
         return {
@@ -178,7 +180,10 @@ class Supply:
             if cable in network.links():
                 # nspawn itself brings the cable up a moment after making it
                 for _ in range(20):
-                    network.plug(cable, False)
+                    with self._cable:  # meanwhile it may have been plugged in again
+                        if self.plugged:
+                            return
+                        network.plug(cable, False)
                     time.sleep(0.05)
                 return
             time.sleep(0.01)

@@ -24,14 +24,15 @@ NONE = "# nothing for ops"
 PASSWORD = "kanarie-ab12cd34"
 
 
-def let_in(lab: Lab, name: str, rights: str) -> None:
+def let_in(lab: Lab, name: str, rights: str, password: str = PASSWORD) -> None:
     """A user `ops` with the lab's key, a password, and these lines of sudoers."""
     script = f"""
         id ops 2>/dev/null || useradd -m -s /bin/bash ops
-        echo 'ops:{PASSWORD}' | chpasswd
+        chpasswd < /root/ops-password; rm /root/ops-password
         install -d -m 700 -o ops ~ops/.ssh; install -m 600 -o ops ~root/.ssh/authorized_keys ~ops/.ssh/
         printf '%s\\n' '{rights}' > /etc/sudoers.d/ops; chmod 440 /etc/sudoers.d/ops
     """
+    (lab.host(name).root / "root/ops-password").write_text(f"ops:{password}\n")  # no command line has it
     lab.host(name).run(["sh", "-ec", script])
 
 

@@ -17,7 +17,7 @@ import yaml
 from changes import Operator
 from reliability.figures import Effort, Figures, Row
 from terminal import Typed
-from test_least_privilege import ASKING, PASSWORD, let_in
+from test_least_privilege import ASKING, let_in
 
 from gpuchange.journal import Journal
 from gpuchange.lab import Lab
@@ -28,6 +28,7 @@ ROW = Row(
     peer="ansible-runner: secrets of the environment and of extra variables in 4 of the places looked at",
     source="ansible-runner 2.4.3 artifacts/*/command, env/extravars, process list, worker stream",
 )
+PASSWORD = f"kanarie-typed-{os.getpid()}"  # other tests run beside this one, with passwords of their own
 CANARY = "kanarie-{:02d}-9f31c7"
 PLACES = (
     "vault password", "vaulted file", "vaulted value", "environment", "cloud key in the environment", "typed password",
@@ -85,7 +86,7 @@ def site(lab: Lab, tmp_path: Path) -> Site:
         check=True, capture_output=True,
     )  # fmt: skip
     (own / "more.yml").write_text(f"snmp_secret: {seen['extra variables file']}\n")
-    let_in(lab, "gpu1", ASKING)
+    let_in(lab, "gpu1", ASKING, PASSWORD)
     lab.host("gpu1").run(["sh", "-c", f"umask 077; echo {seen['hook on host']} > /root/hook-secret"])
     made.flags = ["-K", "--vault-id", f"a@{own}/vault", "--vault-id", f"b@{script}", "-e", f"@{own}/more.yml"]
     hooks = {
