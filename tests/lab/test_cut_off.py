@@ -54,7 +54,7 @@ def test_unreachable_at_the_start_then_cut_off_in_the_middle_then_resumed(fresh_
 
 
 def refused_at_the_start(operator: Operator) -> None:
-    lab, plan = operator.lab, operator.plan()
+    lab, plan = operator.lab, operator.plan(**TWO_AT_ONCE)
     host, ledgers = lab.host("gpu3"), {each.name: ledger(each) for each in lab.gpu_hosts}
     host.unplug()
     wait_until(lambda: lab.serving()["gpu3"] == "DOWN", timeout=30, what="HAProxy to notice")
