@@ -78,6 +78,25 @@ def preview(_view: HostView, report: BalancerReport) -> tuple[str, ...]:
     return tuple(line for part in report.parts for line in before_drain(part))
 
 
+def drain(name: str, params: type[BalancerParams], *, does: str, root_for: str) -> Provider:
+    """drain/<name>: out of every balancer, open sessions awaited; back in as found."""
+    return Provider(
+        phase="drain",
+        name=name,
+        does=does,
+        params=params,
+        report=BalancerReport,
+        root_for=root_for,
+        root_on="its balancers",
+        args=args,
+        judge=judge,
+        judge_undo=judge_undo,
+        preview=preview,
+        delegates=lambda given: tuple(given["balancers"]),
+        estimate_s=8.0,
+    )
+
+
 def preflight(name: str, *, root_for: str) -> Provider:
     """preflight/<name>: every balancer can be asked, knows the server, and may be told to drain it. Changes nothing."""
 

@@ -34,8 +34,8 @@ from ansible.module_utils import gpuchange_draining as draining  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.gpuchange_connections import reaches  # noqa: E402
 from ansible.module_utils.gpuchange_haproxy_api import Haproxy, HaproxyError, serves  # noqa: E402
-from ansible.module_utils.gpuchange_haproxy_job import Look, ServerNotes, checked_names  # noqa: E402
-from ansible.module_utils.gpuchange_host import args_of, open_module, state_path  # noqa: E402
+from ansible.module_utils.gpuchange_haproxy_job import Look, ServerNotes, check_names  # noqa: E402
+from ansible.module_utils.gpuchange_host import open_module  # noqa: E402
 
 SOCKET = "/run/haproxy/admin.sock"
 
@@ -44,10 +44,11 @@ class Job(draining.Job):
     """One call for one server of one HAProxy."""
 
     notes: ServerNotes
+    notes_in = ServerNotes
 
     def __init__(self, module: AnsibleModule) -> None:
-        server = checked_names(args_of(module))
-        super().__init__(module, ServerNotes(state_path(module, "haproxy-%s.json" % server)))
+        super().__init__(module, "haproxy")
+        check_names(self.args.get("backends") or [])
         self.haproxy = Haproxy(self.args.get("socket", SOCKET))
 
     def look(self) -> Look:

@@ -36,7 +36,7 @@ from typing import Any, Dict, List  # noqa: E402
 from ansible.module_utils import gpuchange_draining as draining  # noqa: E402
 from ansible.module_utils import gpuchange_nginx_conf as conf  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible.module_utils.gpuchange_host import args_of, open_module, state_path  # noqa: E402
+from ansible.module_utils.gpuchange_host import open_module  # noqa: E402
 from ansible.module_utils.gpuchange_nginx_conf import NginxError  # noqa: E402
 from ansible.module_utils.gpuchange_nginx_job import (  # noqa: E402
     Look,
@@ -46,7 +46,6 @@ from ansible.module_utils.gpuchange_nginx_job import (  # noqa: E402
     mark,
     unreachable,
 )
-from ansible.module_utils.gpuchange_notes import Notes  # noqa: E402
 
 CONFIG = "/etc/nginx/nginx.conf"
 
@@ -55,7 +54,7 @@ class Job(draining.Job):
     """One call for one server of one nginx."""
 
     def __init__(self, module: AnsibleModule) -> None:
-        super().__init__(module, Notes(state_path(module, "nginx-%s.json" % args_of(module)["server"])))
+        super().__init__(module, "nginx")
 
     def look(self) -> Look:
         names = [self.server]

@@ -22,6 +22,7 @@ from ansible.module_utils.gpuchange_host import (
     refuse,
     release_owner,
     shut_out,
+    state_path,
 )
 from ansible.module_utils.gpuchange_notes import Notes
 
@@ -36,13 +37,16 @@ DEFAULTS: Dict[str, Any] = {
 
 
 class Job:
-    """One call for one server of one balancer."""
+    """One call for one server of one balancer. Raises ValueError for a server that could not be a file's name."""
 
-    def __init__(self, module: AnsibleModule, notes: Notes) -> None:
-        self.module, self.args, self.notes = module, dict(DEFAULTS, **args_of(module)), notes
+    notes_in = Notes
+
+    def __init__(self, module: AnsibleModule, kind: str) -> None:
+        self.module, self.args = module, dict(DEFAULTS, **args_of(module))
         self.server: str = self.args["server"]
         if not NAME.fullmatch(self.server):
             raise ValueError("%r cannot be the name of a server: letters, digits and _ . : - only" % self.server)
+        self.notes = self.notes_in(state_path(module, "%s-%s.json" % (kind, self.server)))
         self.changed = False
         self.begun = time.monotonic()
 

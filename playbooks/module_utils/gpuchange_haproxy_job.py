@@ -15,12 +15,11 @@ from ansible.module_utils.gpuchange_notes import Notes
 MEMBERS_SHOWN = 64
 
 
-def checked_names(args: Dict[str, Any]) -> str:
-    """The server's name. Names travel inside commands of a line protocol: anything else is refused."""
-    for name in [args.get("server"), *args.get("backends", [])]:
+def check_names(backends: List[str]) -> None:
+    """Names travel inside commands of a line protocol: anything else is refused. Raises HaproxyError."""
+    for name in backends:
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise HaproxyError("%r cannot be the name of a HAProxy backend or server" % (name,))
-    return str(args["server"])
+            raise HaproxyError("%r cannot be the name of a HAProxy backend" % (name,))
 
 
 def pick(rows: List[Dict[str, Any]], backends: List[str], server: str) -> List[Dict[str, Any]]:

@@ -7,7 +7,6 @@ from typing import Annotated
 from pydantic import Field
 
 from gpuchange.providers import balancer
-from gpuchange.providers.contract import Provider
 from gpuchange.providers.types import AbsPath, Name, OneOrMany
 
 
@@ -20,18 +19,9 @@ class HaproxyParams(balancer.BalancerParams):
     socket: AbsPath = Field("/run/haproxy/admin.sock", description="Runtime API of HAProxy, with level admin.")
 
 
-PROVIDER = Provider(
-    phase="drain",
-    name="haproxy",
+PROVIDER = balancer.drain(
+    "haproxy",
+    HaproxyParams,
     does="Take the host out of HAProxy, wait for its open sessions; put it back as found once health checks pass.",
-    params=HaproxyParams,
-    report=balancer.BalancerReport,
     root_for="the balancer's admin socket and its owner marker",
-    root_on="its balancers",
-    args=balancer.args,
-    judge=balancer.judge,
-    judge_undo=balancer.judge_undo,
-    preview=balancer.preview,
-    delegates=lambda params: tuple(params["balancers"]),
-    estimate_s=8.0,
 )

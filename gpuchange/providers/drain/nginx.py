@@ -7,7 +7,6 @@ from typing import Annotated
 from pydantic import Field
 
 from gpuchange.providers import balancer
-from gpuchange.providers.contract import Provider
 from gpuchange.providers.types import AbsPath, Name, OneOrMany
 
 
@@ -23,18 +22,9 @@ class NginxParams(balancer.BalancerParams):
     )
 
 
-PROVIDER = Provider(
-    phase="drain",
-    name="nginx",
+PROVIDER = balancer.drain(
+    "nginx",
+    NginxParams,
     does="Mark the host down in nginx and reload, wait for its open sessions; put it back as found once it answers.",
-    params=NginxParams,
-    report=balancer.BalancerReport,
     root_for="nginx's configuration and reload, and the balancer's owner marker",
-    root_on="its balancers",
-    args=balancer.args,
-    judge=balancer.judge,
-    judge_undo=balancer.judge_undo,
-    preview=balancer.preview,
-    delegates=lambda params: tuple(params["balancers"]),
-    estimate_s=8.0,
 )
