@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gpuchange.checks import compatibility
+from gpuchange.checks.packages import component_lines
 from gpuchange.checks.snapshot import mapping, parse
 from gpuchange.compat.model import Question
 from gpuchange.compat.resolver import answer
@@ -117,3 +118,11 @@ def judge_stack_undo(view: HostView, report: StackReport, installed: object) -> 
 
 def reboot_line(report: StackPreflightReport) -> str:
     return "one reboot: the driver changes" if report.reboot_needed else "no reboot"
+
+
+def stack_preview(chosen: StackPreflightReport, *more: str) -> tuple[str, ...]:
+    """What a preview says of a stack: each component there and back, `more` of the provider's own, the reboot."""
+    if chosen.as_wanted:
+        return ("nothing to install",)
+    lines = (*component_lines(chosen.before, chosen.after), *more, reboot_line(chosen))
+    return tuple(line for line in lines if line)

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from gpuchange.checks.driver import parse_proc
-from gpuchange.checks.packages import Transaction, component_lines, count_line, sealed_packages
+from gpuchange.checks.packages import Transaction, count_line, sealed_packages
 from gpuchange.checks.snapshot import mapping
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
 from gpuchange.providers.facts import evidence, sealed
@@ -18,7 +18,7 @@ from gpuchange.providers.stacks import (
     StackReport,
     judge_stack,
     judge_stack_undo,
-    reboot_line,
+    stack_preview,
 )
 from gpuchange.providers.types import Version, VersionOrAuto, refuse
 from gpuchange.reports import Verdict
@@ -77,10 +77,7 @@ def judge_undo(view: HostView, report: AptStackReport) -> Verdict:
 
 def preview(view: HostView, _report: AptStackReport) -> tuple[str, ...]:
     chosen = AptPreflightReport.model_validate({"state": "unknown", **evidence(view, "preflight/apt")})
-    if chosen.as_wanted:
-        return ("nothing to install",)
-    lines = (*component_lines(chosen.before, chosen.after), count_line(chosen.moves), reboot_line(chosen))
-    return tuple(line for line in lines if line)
+    return stack_preview(chosen, count_line(chosen.moves))
 
 
 PROVIDER = Provider(

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from gpuchange.checks.packages import Transaction, component_lines, count_line
+from gpuchange.checks.packages import Transaction, count_line
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
 from gpuchange.providers.facts import evidence
 from gpuchange.providers.preflight.dnf import DnfPreflightReport
@@ -16,7 +16,7 @@ from gpuchange.providers.stacks import (
     StackReport,
     judge_stack,
     judge_stack_undo,
-    reboot_line,
+    stack_preview,
 )
 from gpuchange.providers.types import Version, refuse
 from gpuchange.reports import Verdict
@@ -68,10 +68,7 @@ def judge_undo(view: HostView, report: DnfStackReport) -> Verdict:
 
 def preview(view: HostView, _report: DnfStackReport) -> tuple[str, ...]:
     chosen = DnfPreflightReport.model_validate({"state": "unknown", **evidence(view, PREFLIGHT)})
-    if chosen.as_wanted:
-        return ("nothing to install",)
-    lines = (*component_lines(chosen.before, chosen.after), count_line(chosen.moves), reboot_line(chosen))
-    return tuple(line for line in lines if line)
+    return stack_preview(chosen, count_line(chosen.moves))
 
 
 PROVIDER = Provider(

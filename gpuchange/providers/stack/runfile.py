@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from gpuchange.checks.packages import component_lines
 from gpuchange.providers.contract import HostView, Mode, Params, Provider
 from gpuchange.providers.facts import evidence
 from gpuchange.providers.preflight.runfile import RunfilePreflightReport
@@ -17,7 +16,7 @@ from gpuchange.providers.stacks import (
     StackReport,
     judge_stack,
     judge_stack_undo,
-    reboot_line,
+    stack_preview,
 )
 from gpuchange.providers.types import AbsPath, Version, refuse
 from gpuchange.reports import Verdict
@@ -106,10 +105,8 @@ def judge_undo(view: HostView, report: RunfileStackReport) -> Verdict:
 
 def preview(view: HostView, _report: RunfileStackReport) -> tuple[str, ...]:
     chosen = RunfilePreflightReport.model_validate({"state": "unknown", **evidence(view, PREFLIGHT)})
-    if chosen.as_wanted:
-        return ("nothing to install",)
     file = str((chosen.transaction.get("installer") or {}).get("file") or "")
-    return (*component_lines(chosen.before, chosen.after), f"by {file}", reboot_line(chosen))
+    return stack_preview(chosen, f"by {file}")
 
 
 PROVIDER = Provider(
