@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import shutil
@@ -50,7 +51,13 @@ class Balancer:
         self.servers.write_text(SERVERS.format(**ports))
         argv = [str(NGINX), "-c", str(self.config), "-e", str(folder / "error.log"), "-g", "daemon off;"]
         self.process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
-        eventually(lambda: (folder / "nginx.pid").exists() and len(self.nginx().workers()) == WORKERS)
+        eventually(self.at_work)
+
+    def at_work(self) -> bool:
+        """The file of the master's pid is there before the pid is in it, and the master before its workers."""
+        with contextlib.suppress(job.NginxError):
+            return len(self.nginx().workers()) == WORKERS
+        return False
 
     def nginx(self) -> job.Nginx:
         return job.Nginx(str(self.config))
