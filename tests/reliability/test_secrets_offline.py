@@ -175,12 +175,22 @@ def of_processes(attempt: str) -> Iterator[tuple[str, bytes]]:
                 continue
 
 
+def in_passing(path: Path, private: Path) -> bool:
+    """Whether `path` is the arguments of the play (where this test itself put the words that the host repeats), or an
+    event on its way from Ansible to ansible-runner, which takes it away when it has read it."""
+    spool = private / "artifacts" / "play" / "job_events"
+    return path == private / "env" / "extravars" or (path.parent == spool and path.name.endswith("-partial.json"))
+
+
 @pytest.mark.parametrize("tasks", ["become", "refusing"])
 @pytest.mark.parametrize("verbosity", [0, 3])
 def test_a_typed_password_lies_in_no_file_argument_or_environment(
     place: Path, tmp_path: Path, tasks: str, verbosity: int, figures: Figures
 ) -> None:
-    """While a play runs and after it; also where the host repeats it."""
+    """While a play runs and after it; also where the host repeats it.
+
+    What a host repeats passes, as all that hosts say does, through ansible-runner's spool on a RAM disk (`in_passing`).
+    """
     go = tmp_path / "go"
     args = {"a": {"go": str(go), "echo": f"your password is {CANARY}"}}
     asked = replace(request(place, tasks, {"a": {}}), become_password=CANARY, verbosity=verbosity, host_args=args)
@@ -192,7 +202,8 @@ def test_a_typed_password_lies_in_no_file_argument_or_environment(
     def look() -> None:
         while not over.wait(0.1):
             sinks = [*of_processes(asked.attempt), *readable(play.private), *readable(tmp_path / "artifacts")]
-            seen.extend(name for name, data in sinks if CANARY.encode() in data and "extravars" not in name)
+            holding = [Path(name) for name, data in sinks if CANARY.encode() in data]
+            seen.extend(str(path) for path in holding if not in_passing(path, play.private))
             figures.count(looks=len(sinks))
             go.touch()
 
@@ -204,6 +215,7 @@ def test_a_typed_password_lies_in_no_file_argument_or_environment(
         over.set()
         looking.join()
     figures.tried += 1
+    assert player.runtime_root() in play.private.parents and not play.private.exists()
     left = [name for name, data in readable(tmp_path / "artifacts") if CANARY.encode() in data]
     if seen or left or CANARY in repr(found):
         figures.broken.append(f"{tasks}: during {set(seen)}, after {left}, evidence {found}")
